@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cavesson.ops.chunks import CHUNK
 from cavesson.ops.head import Head
-from cavesson.ops.logprobs import CHUNK, full_kl, token_logprobs
+from cavesson.ops.logprobs import full_kl, token_logprobs
 
 V, H = 11, 5
 MANY = 2 * CHUNK + 3

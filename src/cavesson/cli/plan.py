@@ -1,5 +1,6 @@
 """The command that predicts memory and time of a run."""
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ def plan(
     from cavesson.plan.predict import Predictor
     from cavesson.plan.report import Plan, plain, show
 
+    gc.freeze()  # a prediction looks for what earlier ones have left, and not again among all that is imported
     shown = []
     for run in runs:
         predictor = Predictor(run, device, gpus)

@@ -1,17 +1,14 @@
 """From hidden states to log-probabilities, a few tokens at a time, so that `[B, T, V]` is never materialised."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cavesson.ops.chunks import chunks
 from cavesson.ops.head import Head, cap_slope, head_logits
 from cavesson.ops.linear import input_gradient, tf32, weight_gradient
-
-# 256 rows of a vocabulary of 150,000 tokens take about 150 MB in float32.
-CHUNK = 256
 
 
 def token_logprobs(
@@ -34,15 +31,11 @@ def full_kl(
     """Return Σ_v p·(log p − log q) at every position: the exact KL of the next-token distributions (nats)."""
     head, ref_head = head.float(), ref_head.float()
     result = torch.zeros(len(hidden), device=hidden.device)
-    for rows in _chunks(len(hidden)):
+    for rows in chunks(len(hidden)):
         p = head_logits(hidden[rows].float(), head, temperature).log_softmax(-1)
         q = head_logits(ref_hidden[rows].float(), ref_head, temperature).log_softmax(-1)
         result[rows] = (p.exp() * (p - q)).sum(-1)
     return result
-
-
-def _chunks(n: int) -> Iterator[slice]:
-    return (slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -63,7 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, *rest)
         normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
-        for rows in _chunks(len(hidden)):
+        for rows in chunks(len(hidden)):
             logits = head_logits(hidden[rows], head, temperature)
             normaliser[rows] = logits.logsumexp(-1)
             logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser[rows]
@@ -80,7 +73,7 @@ class _TokenLogprobs(torch.autograd.Function):
         head = Head(weight, bias, *ctx.rest)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
-        for rows in _chunks(len(hidden)):
+        for rows in chunks(len(hidden)):
             log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
             slope = None
             if head.softcap is not None:

@@ -4,9 +4,9 @@ PyTorch's `FakeTensorMode` runs a model's real code fast and without memory: eve
 return.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from cavesson.processes import Shard
 
@@ -35,9 +34,7 @@ class Answers(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not any(issubclass(kind, (FakeTensor, DTensor)) for kind in types) and any(
-            isinstance(x, Tensor) for x in tree_leaves((args, kwargs))
-        ):
+        if not any(issubclass(kind, (FakeTensor, DTensor)) for kind in types) and tensors_in((args, kwargs)):
             with unset_fake_temporarily():
                 return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:
@@ -46,6 +43,17 @@ class Answers(TorchDispatchMode):
             indices = [position for index in args[1] for position in _positions(index)]
             return function(args[0], indices, *args[2:], **kwargs)
         return function(*args, **kwargs)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors among the arguments or results of an operator, which may be in lists and tuples."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def _positions(index: Tensor | None) -> list[Tensor | None]:
@@ -58,8 +66,11 @@ def _positions(index: Tensor | None) -> list[Tensor | None]:
     return [torch.zeros(index.numel(), dtype=torch.long)] * index.ndim
 
 
-def without_numbers(model: nn.Module, device: str) -> nn.Module:
-    """Replace a model's meta tensors by fake tensors on `device`, in place; call it inside a `FakeTensorMode`."""
+M = TypeVar("M", bound=nn.Module)
+
+
+def fake(model: M) -> M:
+    """Replace a model's meta tensors by fake tensors on CPU, in place; call it inside a `FakeTensorMode`."""
     made: dict[Tensor, Tensor] = {}  # tied weights stay tied
     for module in model.modules():
         for holder in (module._parameters, module._buffers):
@@ -68,7 +79,7 @@ def without_numbers(model: nn.Module, device: str) -> nn.Module:
                 if old is None:
                     continue
                 if old not in made:
-                    new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                    new = torch.empty(old.shape, dtype=old.dtype)
                     made[old] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
                 tensors[name] = made[old]
     return model

@@ -20,12 +20,12 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.models.parts import causal, trunk
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
-from cavesson.plan.fakes import Answers, fake_processes, without_numbers
+from cavesson.plan.fakes import Answers, fake_processes
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
-from cavesson.plan.skeleton import bytes_of, loading_bytes, skeleton
+from cavesson.plan.skeleton import bytes_of, loading_bytes
 from cavesson.train.in_backward import optimizer_of
 from cavesson.types import Batch
 
@@ -77,17 +77,13 @@ def example_memory(
 
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
-            model: Any = without_numbers(
-                skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu"
-            )
-            role = sequence_role(settings, model)
-            weights = _weights(model, settings.model)
-            sharded(role, mesh, causal(model).dtype)
+            role = sequence_role(settings, tokenizer, classifier, layers)
+            weights = _weights(role.model, settings.model)
+            sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(role, optimizer_of(role, settings), settings.algorithm, place.processes)
             with run.begun(_vocabulary(role), place.is_cpu, []):
                 for _ in range(run.steps):
-                    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
-                        run.stage("learning", lambda: run.learn(largest.batch))
+                    run.learn(largest.batch, largest.passes)
                     run.stage("optimiser step", run.optimise)
             return _memory(run, settings.model, weights, 0, 0, mesh is not None)
 
@@ -120,9 +116,8 @@ def _score_and_learn(
 
     if not largest.single_pass:
         run.stage("scoring", score)
-    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
-        # If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
-        run.stage("learning", lambda: run.learn(learned, score_reference if largest.single_pass else None))
+    # If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
+    run.learn(learned, largest.passes, score_reference if largest.single_pass else None)
     run.stage("optimiser step", run.optimise)
 
 

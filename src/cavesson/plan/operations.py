@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from cavesson.plan.fakes import tensors_in
 
 _aten, _c10d = torch.ops.aten, torch.ops.c10d
 _WRITE_ONLY = {_aten.copy_, _aten.zero_, _aten.fill_, _aten.zeros_like, _aten.ones_like, _aten.full_like,
@@ -70,14 +71,26 @@ class Operations(TorchDispatchMode):
         self.processes, self.new_from = processes, new_from
         self.seen: Counter[Operation] = Counter()
         """how often each operation has occurred"""
+        self._times = 1
+
+    def alike(self, chunks: Sequence[slice]) -> Iterator[slice]:
+        """Yield the first chunk, the second for all between the first and the last, and the last.
+
+        Those between do the same on as many rows, and results of the one before are in memory. The last has fewer rows.
+        """
+        yield from chunks[:1]
+        if len(chunks) > 2:
+            self._times = len(chunks) - 2
+            yield chunks[1]
+            self._times = 1
+        yield from chunks[1:][-1:]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind is DTensor for kind in types):
             return NotImplemented  # it comes again as an operation on the tensors of this process
         result = function(*args, **(kwargs or {}))
         if not function.is_view and function.namespace != "prim":  # which asks for properties of tensors
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+            given, made = tensors_in((args, kwargs)), tensors_in(result)
             if function.name() == _TO_WEIGHTS:
                 given, made = given[:1], given[1:]
             flops = _flops(function, args, kwargs or {}, result)
@@ -85,13 +98,14 @@ class Operations(TorchDispatchMode):
             moved = 0 if sent else _moved(function, given, made)
             new, is_attention = self._new(given, made), function._overloadpacket in _ATTENTION
             if flops or moved or sent or new:
-                self.seen[Operation(flops, moved, sent, _precision(given), new, is_attention)] += 1
+                self.seen[Operation(flops, moved, sent, _precision(given), new, is_attention)] += self._times
         return result
 
     def _new(self, given: list[Tensor], made: list[Tensor]) -> int:
         """Return the bytes of the results in new memory."""
-        old = {_place(x) for x in given}
-        return sum(_bytes(x) for x in made if _bytes(x) >= self.new_from and _place(x) not in old)
+        large = [x for x in made if _bytes(x) >= self.new_from]
+        old = {_place(x) for x in given} if large else set()
+        return sum(_bytes(x) for x in large if _place(x) not in old)
 
 
 def _place(tensor: Tensor) -> int:

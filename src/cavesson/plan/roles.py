@@ -8,10 +8,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.models.mapped import forward_dtype, mark
 from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings, ReferenceSettings
-from cavesson.plan.fakes import without_numbers
+from cavesson.plan.fakes import fake
 from cavesson.plan.largest import LargestRollouts
 from cavesson.plan.skeleton import skeleton
 from cavesson.processes import Processes
@@ -26,13 +27,13 @@ def fake_policy(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, layers
     frozen = _reference_model(settings.model, settings.reference)
     reference: Any = "adapters-off" if kind == "adapters-off" else None
     if frozen is not None:
-        reference = _fake(frozen, tokenizer, layers, adapters=False).requires_grad_(False)
+        reference = _unread(frozen, tokenizer, layers, adapters=False).requires_grad_(False)
     critic: Any = None if settings.critic is None else "trunk"
     start = _critic_model(settings)
     if start is not None:
-        critic = trunk(_fake(start, tokenizer, layers, adapters=False)).requires_grad_(True)
+        critic = trunk(_unread(start, tokenizer, layers, adapters=False)).requires_grad_(True)
     policy = Policy(
-        _fake(settings.model, tokenizer, layers),
+        _unread(settings.model, tokenizer, layers),
         temperature=settings.scoring_temperature,
         value=critic,
         reference=reference,
@@ -40,17 +41,18 @@ def fake_policy(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, layers
     )
     fixed: Any = policy.frozen_reference
     if fixed is not None:
+        fake(fixed)
         fixed.to = lambda _device: fixed  # it is there already, and fake parameters cannot be moved
-    return policy
+    return fake(policy)
 
 
-def sequence_role(settings: ExampleRun, model: Any) -> Any:
-    """Wrap a model as a run does, without its check that packed examples are kept apart, which needs numbers."""
-    padded = settings.model_copy(update={"update": settings.update.model_copy(update={"layout": "padded"})})
-    role: Any = padded.role(model)
-    role.packed = settings.update.layout == "packed"
+def sequence_role(
+    settings: ExampleRun, tokenizer: PreTrainedTokenizerBase, classifier: bool, layers: int | None
+) -> Any:
+    """Build the role of a run; `classifier` means that it is a reward model."""
+    role: Any = settings.role(_unread(settings.model, tokenizer, layers, classifier=classifier))
     trunk(role.model).register_forward_pre_hook(_number, with_kwargs=True)
-    return role
+    return fake(role)
 
 
 def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -84,8 +86,11 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     return credited
 
 
-def _fake(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool) -> Any:
-    return without_numbers(skeleton(settings, tokenizer, layers=layers, **options), "cpu")
+def _unread(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool) -> Any:
+    """Build a model whose weights have not been read, so that a role does not check how it scores: it needs numbers."""
+    model = skeleton(settings, tokenizer, layers=layers, **options)
+    mark(model, forward_dtype(model))
+    return model
 
 
 def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> ModelSettings | None:

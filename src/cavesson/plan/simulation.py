@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from cavesson.algorithms.base import Algorithm
 from cavesson.models.parts import UNSUPPORTED, causal
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered, shard
+from cavesson.ops.chunks import visiting
 from cavesson.ops.masked import weighted_mean
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
@@ -59,7 +60,7 @@ class Simulation:
     def stage(self, name: str, do: Callable[[], None]) -> None:
         """Do a stage of a step, and note its memory and its operations."""
         operations = Operations(self.processes, self._new_from)
-        with operations, self._tracker:
+        with operations, self._tracker, visiting(operations.alike if self.steps == 1 else iter):
             do()
         self._tracker.reset_mod_stats()
         self.work[name] = operations.seen or self.work[name]
@@ -92,13 +93,26 @@ class Simulation:
             if heap is not None:
                 heap.close()
 
-    def learn(self, batch: Batch, also: Callable[[], None] | None = None) -> None:
-        """Do the forward and the backward pass of a micro-batch; `also` happens between the two."""
-        weights = self.algorithm.weights(batch)
-        result = self.algorithm.loss(self.role(batch), batch)
-        if also is not None:
-            also()
-        self.optimizer.backward(weighted_mean(result.loss, weights, 1.0))
+    def learn(self, batch: Batch, passes: int, also: Callable[[], None] | None = None) -> None:
+        """Do the forward and the backward pass of a micro-batch; `also` happens between the two.
+
+        If there are several passes, the gradients of earlier ones are in memory.
+        """
+
+        def learning() -> None:
+            weights = self.algorithm.weights(batch)
+            result = self.algorithm.loss(self.role(batch), batch)  # with its metrics, until the pass is over
+            if also is not None:
+                also()
+            self.optimizer.backward(weighted_mean(result.loss, weights, 1.0))
+
+        if passes > 1 and (self.steps > 1 or isinstance(self.role, FSDPModule)):
+            self.stage("learning", learning)  # leaves more than gradients: holes, and what FSDP has gathered
+        elif passes > 1:
+            with visiting(Operations(1).alike):
+                _add_zeros(learned_from(self.algorithm.loss(self.role(batch), batch).loss))
+            self._tracker.track_external(self.role)
+        self.stage("learning", learning)
 
     def optimise(self) -> None:
         """Do an optimiser step."""
@@ -109,11 +123,27 @@ class Simulation:
 
 def _begin_optimizer(optimizer: Optimizer) -> None:
     """Do an optimiser step with gradients of zero, after which the optimiser has its state."""
-    for parameter in optimizer.parameters.values():
-        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+    _add_zeros(optimizer.parameters.values())
     Optimizer.grad_norm(optimizer, 1.0)
     Optimizer.step(optimizer, 0.0)  # this one, whatever the kind: there was no backward pass
     optimizer.zero_grad()
+
+
+def _add_zeros(parameters: Iterable[Tensor]) -> None:
+    """Give parameters a gradient of zeros."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+
+
+def learned_from(loss: Tensor) -> list[Tensor]:
+    """Return the parameters to which the backward pass of a loss would add gradients, without doing it."""
+    nodes: list[Any] = [loss.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # grows
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        nodes += new
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> None:

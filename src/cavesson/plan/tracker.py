@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType, _UpdateType
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState, _RefType, _UpdateType
 from torch.distributed.fsdp import FSDPModule
 
+from cavesson.plan.fakes import tensors_in
 from cavesson.plan.heap import Heap
 from cavesson.train.optimizer import Optimizer
 
@@ -65,6 +66,38 @@ class _WholeTracker(_Tracker):
     _post_bw_hook: Any = _ignore
 
 
+class _NoModules:
+    """Follows no modules, instead of PyTorch's `ModTracker`."""
+
+    is_bw = False
+    parents = frozenset[str]()
+
+    def _ignore(self, *_: object) -> None:
+        pass
+
+    __enter__ = __exit__ = register_user_hooks = clear_user_hooks = _ignore
+
+
+class _QuickTracker(_Tracker):
+    """Of weights that are not sharded, without a heap: it counts the same in less time.
+
+    With a heap it would not: small objects of PyTorch's tracker fill holes there, as those of a run do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker: Any = _NoModules()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        kind = _MemRefType.OPT if self._in_opt else _MemRefType.ACT
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage() not in self._WINFO:
+                self._track(kind, tensor)
+        self._update_peak_stats(_ModState.PEAK_FW)
+        return result
+
+
 class _ShardedTracker(_Tracker, FSDPMemTracker):
     """Of weights that are sharded with FSDP2."""
 
@@ -82,7 +115,7 @@ def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int, heap: Hea
         sharded = _ShardedTracker(role, optimizer._adam)
         sharded.prepare(vocabulary, heap)
         return sharded
-    whole = _WholeTracker()
+    whole = _QuickTracker() if heap is None else _WholeTracker()
     whole.prepare(vocabulary, None)
     whole.track_external(role, optimizer._adam)
     whole.heap = heap
