@@ -7,6 +7,7 @@ from sick import resample
 
 from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.mismatch import sampler_stale
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import zero_variance_groups
@@ -142,3 +143,13 @@ def test_another_reward_from_a_step_on_is_not_noise(changes, sick, tmp_path):
         reward[step] = worth[int(step >= 12), np.arange(16), answer] if changes else chance.normal(0, 1, 16)
     made.rows["reward"] = reward
     assert reading(reward_is_noise, made, tmp_path).sick == sick
+
+
+@pytest.mark.parametrize(("until", "sick"), [(14, False), (18, True), (24, True)])
+def test_a_kl_that_has_returned_for_a_third_of_the_run_does_not_explode(until, sick, tmp_path):
+    """Two nats per token from step 6 on, until a later step or the end; the reward stays as it was."""
+    made, step = healthy(), np.arange(24)
+    far = ((step >= 6) & (step < until))[:, None, None]
+    made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, np.where(far, 2.0, 0.01), 0)
+    made.rows["reward"] = np.tile(made.rows["reward"][0], (24, 1))
+    assert reading(kl_explosion, made, tmp_path).sick == sick

@@ -95,7 +95,7 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
     settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
-    explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion", *CRITIC],
+    explains=["reward-falls", "likelihood-displacement", "truncated", "length-collapse", "kl-explosion", *CRITIC],
     windows=True,
 )
 def entropy_explosion(

@@ -93,8 +93,8 @@ def stops_generating(data: RunData) -> Reading | None:
     cause="The KL rises from {before} to {seen} nats per response: the policy moves away from the reference faster "
     "than the penalty can hold it.",
     healthy="KL per response: 0 to {limit} nats (long responses: up to {long} nats per token; short ones: at most "
-    "{short} nats per token); {factor} times as much while the reward stays near its maximum, and any amount then if "
-    "there is no penalty",
+    "{short} nats per token), or at least in the last third of the run; {factor} times as much while the reward stays "
+    "near its maximum, and any amount then if there is no penalty",
     fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, return to the last good checkpoint",
     settings={"kl.coef": stronger, "kl.target": tighter, "optimizer.learning_rate": calmer},
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
@@ -117,8 +117,9 @@ def kl_explosion(
     bad = np.where(np.isfinite(per_token), high & (per_token > scale * long), high)
     bad |= np.nan_to_num(per_token) > scale * short
     first = since(smoothed(points), bad, 3)
-    # While the reward is high, a rise from which the KL has returned does not count, nor any rise without a penalty.
-    sick = first is not None and not (is_paid and (not bad[-3:].any() or _free(data)))
+    # A rise does not count if the KL has returned from it, nor, without a penalty, while the reward is high.
+    has_returned = not bad[-(3 if is_paid else max(3, len(bad) // 3)) :].any()
+    sick = first is not None and not has_returned and not (is_paid and _free(data))
     evidence = data.step_evidence(points.step[np.argsort(-points.value)])
     words = {"before": float(points.value[0])}
     curve = Curve(points, 0.0, scale * limit)
