@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 CALIBRATION_SEEDS = range(3)
 """Thresholds and rules were chosen on these; the others are reported on."""
-SIZES = {"other": "other size, seen", "large": "third size", "smol": "SmolLM2"}
+SIZES = {"other": "other size, seen", "large": "third size, seen", "smol": "SmolLM2"}
 """What the parts of the other sizes of model are called."""
 PARTS = ("calibration", "held out", *SIZES.values(), "late, calibration", "late, held out", "two faults")
 

@@ -105,8 +105,8 @@ small world of sentences: 32 steps of 32 responses, by PPO, GRPO or RLOO; a few 
 of the healthy kinds that look faulty: resumed runs, no penalty, growing lengths, small batches, held-out rows, another
 language, high learning rates that work. In the *late* runs, of 48 steps, one of {len(LATE)} faults begins between the
 steps 20 and 28. Thresholds and rules were chosen on seeds {CALIBRATION_SEEDS[0]} to
-{CALIBRATION_SEEDS[-1]} (*calibration*); the other seeds are *held out*. The *other size* was used while rules were
-fixed; the *third size* and *SmolLM2* were not. "Named" means reported as a cause, not folded under another finding. The
+{CALIBRATION_SEEDS[-1]} (*calibration*); the other seeds are *held out*. The *other size* and the *third size* were used
+while rules were fixed; *SmolLM2* was not. "Named" means reported as a cause, not folded under another finding. The
 accepted causes of each fault are listed in [benchmarks/faults/planted](../benchmarks/faults/planted). Precision covers
 all findings in faulty and healthy runs, so that a consequence that was not folded counts as wrong."""
 

@@ -18,7 +18,7 @@ RESULTS = [
 
 
 def test_parts() -> None:
-    sizes = {"small": "calibration", "other": "other size, seen", "large": "third size", "smol": "SmolLM2"}
+    sizes = {"small": "calibration", "other": "other size, seen", "large": "third size, seen", "smol": "SmolLM2"}
     for size, part in sizes.items():
         assert TOP_K._replace(size=size, seed=0).part == part
     assert [TOP_K._replace(seed=seed).part for seed in range(5)] == ["calibration"] * 3 + ["held out"] * 2
