@@ -8,7 +8,7 @@ from sick import resample
 from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.kl import kl_explosion
-from cavesson.doctor.rules.mismatch import sampler_stale
+from cavesson.doctor.rules.mismatch import sampler_mismatch, sampler_stale
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.system import prompts_exhausted
@@ -153,3 +153,15 @@ def test_a_kl_that_has_returned_for_a_third_of_the_run_does_not_explode(until, s
     made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, np.where(far, 2.0, 0.01), 0)
     made.rows["reward"] = np.tile(made.rows["reward"][0], (24, 1))
     assert reading(kl_explosion, made, tmp_path).sick == sick
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "sick"), [("bfloat16", 0.04, False), ("bfloat16", 0.06, True), ("float32", 0.04, True)]
+)
+def test_sampler_and_trainer_differ_by_more_in_bfloat16(dtype, gap, sick, tmp_path):
+    """e^0.04 is 1.041 and e^0.06 is 1.062; the limit of NeMo RL's guide is 1.05."""
+    made = healthy()
+    made.info["config"]["model"]["dtype"] = dtype
+    sign = np.where(np.random.default_rng(1).random(made.mask.shape) < 0.5, gap, -gap)
+    made.tokens["sampler_logprob"] += np.where(made.mask, sign, 0)
+    assert reading(sampler_mismatch, made, tmp_path).sick == sick

@@ -24,8 +24,8 @@ def _gap(sample: Sample) -> Array:
     cause="{what}: different kernels, precision or routing, old weights, or a temperature or filter that only one of "
     "them applies. The trainer learns from samples of another policy than it assumes.",
     healthy="mean e^|δ| per token, where δ is the difference between the log-probabilities of sampler and trainer: "
-    "below {limit} (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not recorded, surprise (−log π) − entropy, "
-    "in nats per token: at most {surprise}, or within its noise",
+    "below {limit}, in bfloat16 below {rounded} (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not recorded, "
+    "surprise (−log π) − entropy, in nats per token: at most {surprise}, or within its noise",
     fix="same dtype and sampling settings on both sides, new weights for the sampler after every update, a float32 "
     "output layer, or truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
@@ -33,14 +33,17 @@ def _gap(sample: Sample) -> Array:
               "negative-kl"],
     windows=True,
 )  # fmt: skip
-def sampler_mismatch(data: RunData, *, limit: float = 1.03, surprise: float = SURPRISE) -> Reading | None:
+def sampler_mismatch(
+    data: RunData, *, limit: float = 1.03, rounded: float = 1.05, surprise: float = SURPRISE
+) -> Reading | None:
     if not data.has("tokens.sampler_logprob"):
         return _too_surprising(data, surprise)
     gap = _gap(data.sample)
     points = data.sample.mean_by_step(np.exp(np.minimum(gap, 20)))
     if not len(points):
         return None
-    # The limit is three times the usual difference; NeMo-RL's guide says 1.05.
+    # The limit is three times the usual difference. In bfloat16 it is that of NeMo-RL's guide.
+    limit = rounded if data.dtype == "bfloat16" else limit
     first = since(points, points.value > limit, min(3, len(points)))
     seen = float(np.median(points.after(first).value))
     what = Phrase("The log-probabilities of sampler and trainer differ by δ, and the mean of e^|δ| is not 1")
