@@ -4,7 +4,7 @@
     python benchmarks/growth.py --only length --largest 100
 
 PPO on small models with random weights, made here. One thing grows at a time: the weights of the model, the responses
-of a step, their length, or the steps of the run. Each measurement is a process of its own.
+of a step, their length, or the steps of the run. Each measurement runs in its own process.
 """
 
 import json
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 
 GROWING = {
-    "weights": ("hidden", (48, 168, 552, 1776)),  # a model has about 26 · hidden² + 258 · hidden weights
+    "weights": ("hidden", (48, 168, 552, 1776)),  # a model has about 24 · hidden² + 258 · hidden weights
     "responses per step": ("batch", (8, 80, 800, 8000)),
     "tokens per response": ("length", (8, 80, 800, 8000)),
     "steps": ("steps", (6, 60, 600, 6000)),
@@ -107,7 +107,7 @@ def measure(work: Work) -> dict[str, float]:
 
 
 def measured_apart(work: Work) -> tuple[dict[str, float], float]:
-    """Return what `measure` does, from a process of its own, and how many cores others used meanwhile."""
+    """Run `measure` in its own process; return its result and how many cores other programs used meanwhile."""
     command = [sys.executable, __file__, "--one", json.dumps(work)]
 
     def once() -> dict[str, float]:

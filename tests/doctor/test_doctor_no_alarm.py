@@ -1,10 +1,14 @@
 """What looks like a problem where training goes well, or where something else is wrong."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from doctor_helpers import healthy, log_softmax, reading
+from doctor_helpers import Made, healthy, log_softmax, reading
 from sick import resample
 
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.kl import kl_explosion
@@ -165,3 +169,35 @@ def test_sampler_and_trainer_differ_by_more_in_bfloat16(dtype, gap, sick, tmp_pa
     sign = np.where(np.random.default_rng(1).random(made.mask.shape) < 0.5, gap, -gap)
     made.tokens["sampler_logprob"] += np.where(made.mask, sign, 0)
     assert reading(sampler_mismatch, made, tmp_path).sick == sick
+
+
+def causes(made: Made, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The consequences of each cause that all rules together find."""
+    return {one.rule.name: one.explains for one in diagnose(made.data(folder), RULES).causes}
+
+
+def test_a_reward_that_falls_follows_from_wrong_token_rewards(tmp_path):
+    """From the first step on, the token rewards of a third of the responses lack half of the reward."""
+    made = healthy()
+    made.rows["reward"] -= np.linspace(0, 3, 24)[:, None]
+    made.settle()
+    assert "reward-falls" in causes(made, tmp_path / "right")
+    last = np.arange(made.mask.shape[-1]) == made.mask.sum(-1, keepdims=True) - 1
+    made.tokens["token_reward"] -= (
+        np.where(last, made.rows["reward"][..., None] / 2, 0) * (np.arange(32) % 3 == 0)[:, None]
+    )
+    found = causes(made, tmp_path / "wrong")
+    assert "reward-falls" not in found
+    assert "reward-falls" in found["reward-accounting"]
+
+
+def test_a_verifier_that_returns_one_value_may_follow_from_a_policy_that_was_destroyed(tmp_path):
+    """Updates are much too large from step 2 on; all responses get the lowest reward from step 8 on."""
+    made = healthy()
+    made.rows["reward"][8:] = made.rows["reward"].min() - 1.0
+    made.settle()
+    assert "verifier-dead" in causes(made, tmp_path / "alone")
+    made.metrics["policy/approx_kl"][2:] = 3.0
+    found = causes(made, tmp_path / "destroyed")
+    assert "verifier-dead" not in found
+    assert "verifier-dead" in found["update-kl-large"]

@@ -72,7 +72,7 @@ class Reading:
     between: tuple[int, int] | None = None
     """Two steps between which the problem began, with a probability of 90 %; None: not estimated."""
     noticed: int | None = None
-    """First step that the rule says, before the beginning was estimated: where a limit is exceeded, say."""
+    """What the rule itself gives as ``since``, before it is estimated: the step from which a limit is exceeded, say."""
     window: tuple[int, int] | None = None
     """The first and the last step that were judged; None: the whole run."""
     undecided: Phrase | None = None

@@ -93,8 +93,8 @@ def stops_generating(data: RunData) -> Reading | None:
     cause="The KL rises from {before} to {seen} nats per response: the policy moves away from the reference faster "
     "than the penalty can hold it.",
     healthy="KL per response: 0 to {limit} nats (long responses: up to {long} nats per token; short ones: at most "
-    "{short} nats per token), or at least in the last third of the run; {factor} times as much while the reward stays "
-    "near its maximum, and any amount then if there is no penalty",
+    "{short} nats per token); {factor} times as much while the reward stays near its maximum, or any amount if there "
+    "is no penalty either. A rise does not count if the last third of the run is in this range",
     fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, return to the last good checkpoint",
     settings={"kl.coef": stronger, "kl.target": tighter, "optimizer.learning_rate": calmer},
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",

@@ -17,6 +17,10 @@ def _gap(sample: Sample) -> Array:
     return np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
 
 
+def _mean_gap(data: RunData) -> Series:
+    return data.sample.mean_by_step(_gap(data.sample))
+
+
 @rule(
     number=24,
     needs=["tokens.logprob", "tokens.sampler_logprob|tokens.entropy"],
@@ -106,8 +110,7 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     windows=True,
 )  # fmt: skip
 def sampler_stale(data: RunData) -> Reading | None:
-    sample = data.sample
-    points = sample.mean_by_step(_gap(sample))
+    points = _mean_gap(data)
     if len(points) < 6:
         return None
     agree = np.quantile(points.value, 0.1)
@@ -115,9 +118,8 @@ def sampler_stale(data: RunData) -> Reading | None:
     typical = float(np.median(points.after(first).value))
     drifting = typical > 0.005 and typical > 8 * max(float(agree), 1e-5) and not _jumps(points.value, typical)
     starts_equal = points.value[0] < 0.2 * typical
-    stays = _distance_to_reference(sample)
-    everywhere = data.whole.sample.mean_by_step(_gap(data.whole.sample)).value
-    frozen = stays is not None and stays < 0.2 and not _jumps(everywhere, typical)
+    stays = _distance_to_reference(data.sample)
+    frozen = stays is not None and stays < 0.2 and not _jumps(_mean_gap(data.whole).value, typical)
     sick = (drifting and starts_equal) or (frozen and typical > 0.005)
     words = {
         "when": Phrase("at the first step" if starts_equal else "at some steps"),
