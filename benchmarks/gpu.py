@@ -76,7 +76,7 @@ def save_model(size: Size, folder: Path) -> None:
 
 
 def settings_of(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[str, Any]:
-    """Settings of a run whose updates do the forward and the backward pass: a single micro-batch would reuse scores."""
+    """Settings of a run whose step is one pass over its responses."""
     return {
         "run": str(folder / "run"),
         "steps": given.rounds + 1,
@@ -101,12 +101,31 @@ def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
     return [float(len(set(response))) for response in responses]
 
 
-def update_flops(config: Any, trained: int, responses: int, prompt: int, response: int) -> float:
-    """Return the FLOPs that one pass over responses needs, without what is recomputed.
+def forward_flops(config: Any, responses: int, prompt: int, response: int) -> tuple[float, float]:
+    """Return the FLOPs of a forward pass over responses: of its products with weights, and of attention.
 
-    A weight matrix takes 2 FLOPs per weight and token forward, 2 for the gradient of its input, and 2 for its own if it
-    is trained. The output head is applied to response tokens alone. Attention takes 2 · width · length² per layer
-    forward, since a token sees half of the others on average, and twice that backward.
+    A weight matrix takes 2 FLOPs per weight and token. The output head is applied to response tokens alone. Attention
+    takes 2 · width · length² per layer, since a token sees half of the others on average.
+    """
+    width, length = config.hidden_size, prompt + response
+    matrices = 2 * (layer_weights(config) * length + width * config.vocab_size * response)
+    attention = config.num_hidden_layers * 2 * width * length**2
+    return float(responses * matrices), float(responses * attention)
+
+
+def layer_weights(config: Any) -> int:
+    """Return the number of weights in the matrices of all layers."""
+    width, head = config.hidden_size, config.hidden_size // config.num_attention_heads
+    keys = config.num_key_value_heads * head
+    layer = 2 * width * width + 2 * width * keys + 3 * width * config.intermediate_size
+    return int(config.num_hidden_layers * layer)
+
+
+def update_flops(config: Any, trained: int, responses: int, prompt: int, response: int) -> float:
+    """Return the FLOPs of the forward and the backward pass over responses, without what is recomputed.
+
+    Backward, a weight matrix takes 2 FLOPs per weight and token for the gradient of its input, and 2 for its own if it
+    is trained; attention takes twice as many as forward.
 
     Args:
         config: of the model.
@@ -115,16 +134,22 @@ def update_flops(config: Any, trained: int, responses: int, prompt: int, respons
         prompt: tokens of a prompt.
         response: tokens of a response.
     """
-    width, head = config.hidden_size, config.hidden_size // config.num_attention_heads
-    keys = config.num_key_value_heads * head
-    layer = 2 * width * width + 2 * width * keys + 3 * width * config.intermediate_size
-    layers, vocabulary = config.num_hidden_layers * layer, width * config.vocab_size
-    length = prompt + response
-    is_whole = trained >= layers
-    per_weight = 6 if is_whole else 4
-    matrices = per_weight * (layers * length + vocabulary * response) + (0 if is_whole else 6 * trained * length)
-    attention = 3 * config.num_hidden_layers * 2 * width * length**2
-    return float(responses * (matrices + attention))
+    matrices, attention = forward_flops(config, responses, prompt, response)
+    if trained >= layer_weights(config):
+        return 3 * matrices + 3 * attention
+    return 2 * matrices + 3 * attention + 6.0 * trained * responses * (prompt + response)
+
+
+def learning_flops(training: Training, config: Any, size: Size, response: int) -> float:
+    """Return the FLOPs that the scoring and the update of a step need.
+
+    These are the passes of the policy that learn, a forward pass of the reference, and where advantages depend on
+    scores, so that all responses are scored before any is learned from, one more of the policy.
+    """
+    trained = sum(p.numel() for p in training.trainer.learner.model.parameters() if p.requires_grad)
+    passes = 2 if training.settings.algorithm.credits_scores else 1
+    forward = sum(forward_flops(config, size.batch, PROMPT, response))
+    return update_flops(config, trained, size.batch, PROMPT, response) + passes * forward
 
 
 def peak_tflops(device: torch.device, given: float | None) -> float | None:
@@ -147,19 +172,18 @@ def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     metrics = training.run(lambda step, seen: None).metrics[1 : given.rounds + 1]
-    trained = sum(p.numel() for p in training.trainer.learner.model.parameters() if p.requires_grad)
-    config = AutoConfig.from_pretrained(folder / "model")
-    flops = update_flops(config, trained, size.batch, PROMPT, given.response)
+    flops = learning_flops(training, AutoConfig.from_pretrained(folder / "model"), size, given.response)
     peak = peak_tflops(device, given.peak)
     tokens = size.batch * given.response
+    learning = [seen["time/score"] + seen["time/update"] for seen in metrics]
     found = {
         "step, s": [seen["time/total"] for seen in metrics],
         "sampled tokens/s": [tokens / seen["time/generate"] for seen in metrics],
-        "updated tokens/s": [size.batch * (PROMPT + given.response) / seen["time/update"] for seen in metrics],
-        "update TFLOP/s": [flops / seen["time/update"] / 1e12 for seen in metrics],
+        "learning, s": learning,
+        "learning TFLOP/s": [flops / seconds / 1e12 for seconds in learning],
     }
     if peak is not None:
-        found["utilisation, %"] = [100 * each / peak for each in found["update TFLOP/s"]]
+        found["utilisation, %"] = [100 * each / peak for each in found["learning TFLOP/s"]]
     if device.type == "cuda":
         found["peak memory, GB"] = [torch.cuda.max_memory_allocated(device) / 1e9]
         found["peak reserved, GB"] = [torch.cuda.max_memory_reserved(device) / 1e9]

@@ -20,7 +20,7 @@ def test_the_benchmark_runs_on_a_cpu() -> None:
     done = subprocess.run([sys.executable, gpu.__file__, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("CPU, ") and "grpo, tiny, adapters, 16 responses of 8 tokens" in done.stdout
-    for figure in ("sampled tokens/s", "updated tokens/s", "update TFLOP/s", "utilisation, %"):
+    for figure in ("sampled tokens/s", "learning, s", "learning TFLOP/s", "utilisation, %"):
         assert figure in done.stdout
 
 
@@ -33,6 +33,14 @@ def test_flops_are_those_that_pytorch_counts() -> None:
     attention = counts.pop("aten.bmm")  # of all pairs of tokens, of which half are in the past
     trained = sum(parameter.numel() for parameter in model.parameters())
     assert gpu.update_flops(config, trained, 1, 0, length) == pytest.approx(sum(counts.values()) + attention / 2)
+
+
+def test_a_forward_pass_is_a_third_of_an_update() -> None:
+    config = Qwen2Config(**gpu.SIZES["tiny"].config, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter:
+        Qwen2ForCausalLM(config)(input_ids=torch.arange(12)[None])
+    counts = {str(operation): number for operation, number in counter.get_flop_counts()["Global"].items()}
+    assert gpu.forward_flops(config, 1, 0, 12) == (sum(counts.values()) - counts["aten.bmm"], counts["aten.bmm"] / 2)
 
 
 def test_frozen_weights_have_no_gradients_of_their_own() -> None:

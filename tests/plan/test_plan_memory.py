@@ -182,7 +182,7 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     run = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
     largest = largest_rollouts(run, load_prompts(run.data, tokenizer))
     # "Some third prompt" is the longest of the four; a micro-batch of 4 in order is one prompt.
-    assert largest == LargestRollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=False)
+    assert largest == LargestRollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=True)
     uneven = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=6)
     assert largest_rollouts(uneven, load_prompts(run.data, tokenizer)).prompts == 2
     # Rows 3 to 5 belong to both prompts.
@@ -192,6 +192,9 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     assert largest_rollouts(shuffled, load_prompts(run.data, tokenizer)).prompts == 2
     alone = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4)
     assert largest_rollouts(alone, load_prompts(run.data, tokenizer)).single_pass
+    # The advantages of RLOO contain the KL, which is known only when all responses are scored.
+    split = run_of("rloo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
+    assert not largest_rollouts(split, load_prompts(run.data, tokenizer)).single_pass
 
 
 def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,6 +9,7 @@ from train_helpers import LORA, PROMPTS, STOP, build, quiet, tiny_run
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 import cavesson
+from cavesson.algorithms.grpo import GRPO
 from cavesson.models.load import prepare
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
@@ -117,3 +118,42 @@ def test_a_single_pass_scores_and_learns_from_one_forward_pass(
     training.trainer.policy.register_forward_hook(lambda *_: seen.append(1))
     training.run(quiet)
     assert len(seen) == forward_passes
+
+
+GROUPS: dict[str, Any] = {**COMMON, "samples_per_prompt": 3, "steps": 2, MICRO: 2, EPOCHS: 1, MINI: 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl.coef": 0.1, "update.max_grad_norm": 0.01},
+        {"grpo.resample": 2, "rewards": "rare", "grpo.importance": 1.5},
+        {"grpo.normalise": "sequence", "grpo.overlong": "filter", "model.gradient_checkpointing": True},
+        {"grpo.overlong": "filter", "sampling.random_length": (1, 1), "sampling.stop": []},
+        {"kl.coef": 0.1, **{f"model.lora.{key}": value for key, value in LORA.items()}},
+    ],
+    ids=["kl", "resampled", "filtered", "nothing to learn", "lora"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_learning_while_scoring_is_learning_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    passes, weights, tables = [], [], []
+    for afterwards in (False, True):
+        monkeypatch.setattr(GRPO, "credits_scores", afterwards)
+        folder = tmp_path / str(afterwards)
+        inputs = {"model": sharp(dtype), "tokenizer": tiny_tokenizer(), "prompts": PROMPTS}
+        training = tiny_run("grpo", folder, inputs, **{**GROUPS, **changes})
+        seen: list[int] = []
+        training.trainer.learner.model.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        training.run(quiet)
+        passes.append(len(seen))
+        weights.append({name: p.detach().clone() for name, p in training.trainer.model.named_parameters()})
+        run = cavesson.open(folder)
+        timed = [name for name in run.steps().column_names if name.startswith(("time/", "tokens_per"))]
+        tables.append((run.steps().drop_columns(timed), run.tokens(1)))
+    assert tables[0] == tables[1]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    # Where a step samples more, only the rows that it learns from are read once; nothing is learned from no tokens.
+    if "rewards" not in changes and "sampling.random_length" not in changes:
+        assert passes == [10, 20]

@@ -140,7 +140,7 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:  #
     with torch.no_grad():
         old, reference = all_scored(policy), reference_logprobs(policy, original)
     batch = rollouts(PROMPTS, RESPONSES)
-    columns, _ = score_rollouts(policy, batch, "k1", [range(len(PROMPTS))])
+    columns = score_rollouts(policy, batch, "k1", [range(len(PROMPTS))])
     batch = ppo.credit(batch.with_columns(**columns, shaped_reward=torch.tensor(SCORES)), COEF, ALONE)
     expected = credited(old, reference, ppo)
     named = {

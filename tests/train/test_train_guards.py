@@ -38,7 +38,7 @@ class Bench:
     def batch(self, shift: float = 0.0) -> Batch:
         """Credited rollouts; `shift` is added to log π_old, so that every ratio is e^(−shift)."""
         batch = rollouts([[70, 71, 72], [80], [90, 91]], [[40, 41], [42], [43, 44, 45]])
-        columns, _ = score_rollouts(self.policy, batch, "k1", [range(len(batch))])
+        columns = score_rollouts(self.policy, batch, "k1", [range(len(batch))])
         batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 3.0]))
         batch = self.trainer.algorithm.credit(batch, 0.1, ALONE)
         return batch.with_columns(logprob=batch["logprob"] + shift)

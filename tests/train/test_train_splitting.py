@@ -58,13 +58,15 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     trainer = build(folder).trainer
     move(trainer.policy, seed=1, size=0.02)
     parts = [[0, 1, 2, 3]] if keep_graph else [[0, 1], [2, 3]]
-    columns, scores = score_rollouts(trainer.policy, batch, "k1", parts, keep_graph)
+    kept: list[Any] = []
+    keep = {"learned": 1, "use": lambda _rows, _micro, scores: kept.append(scores)} if keep_graph else {}
+    columns = score_rollouts(trainer.policy, batch, "k1", parts, **keep)
     batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5]))
     batch = trainer.algorithm.credit(batch, 0.1, ALONE)
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)
     learner = Learner(trainer.policy, optimizer, trainer.algorithm, Processes("cpu"))
-    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), scores=scores))
+    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), first=kept[0] if kept else None))
     return {name: 10 * average for name, average in optimizer.state().items() if name.startswith("exp_avg.")}
 
 

@@ -113,11 +113,11 @@ def logprob_shifted(setup: Setup, level: float) -> None:
     """The old log-probabilities of a share of the responses are those of the neighbouring tokens."""
 
     def scored(original: Any, policy: Any, batch: Any, *args: Any) -> Any:
-        columns, _ = original(policy, batch, *args)
+        columns = original(policy, batch, *args)
         logprob = columns["logprob"]
         wrong = (7 * torch.arange(len(batch))) % 10 < 10 * level
         shifted = torch.where(wrong[:, None], logprob.roll(1, 1), logprob) * batch["mask"]
-        return columns | {"logprob": shifted}, None
+        return columns | {"logprob": shifted}
 
     setup.wrap(online_module, "score_rollouts", scored)
 

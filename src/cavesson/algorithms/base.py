@@ -70,6 +70,11 @@ class RolloutAlgorithm(Algorithm):
         """The maximum number of batches of prompts per step, to replace groups that `informative` rejects."""
         return 1
 
+    @property
+    def credits_scores(self) -> bool:
+        """Whether `credit` reads what the models say of the responses. If not, a step can learn while it scores."""
+        return True
+
     def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return which responses to learn from, given all rewards and groups: `[B]`, `[B]` -> `[B]` bool."""
         return torch.ones_like(rewards, dtype=torch.bool)

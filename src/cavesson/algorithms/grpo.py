@@ -48,6 +48,11 @@ class GRPO(GroupAlgorithm):
         """The estimator of the KL; the default depends on `kl_in`."""
         return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
 
+    @property
+    def credits_scores(self) -> bool:
+        """Whether the KL is part of the reward."""
+        return self.kl_in == "reward"
+
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]

@@ -36,7 +36,7 @@ class LargestRollouts(NamedTuple):
     passes: int
     """micro-batches whose gradients are added up before an optimiser step"""
     single_pass: bool
-    """whether the scores' graph is kept for the only update"""
+    """whether scoring is the forward pass of the only update"""
 
 
 class LargestSequences(NamedTuple):
@@ -75,7 +75,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         prompt=_longest_prompt(settings, prompts),
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
-        single_pass=update.epochs == update.mini_batches == 1 and rows == share,
+        single_pass=update.total == 1 and (rows == share or not settings.algorithm.credits_scores),
     )
 
 

@@ -116,7 +116,7 @@ def _score_and_learn(
 
     if not largest.single_pass:
         run.stage("scoring", score)
-    # If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
+    # If scoring is the forward pass of the only update, the reference scores while its graph is in memory.
     run.learn(learned, largest.passes, score_reference if largest.single_pass else None)
     run.stage("optimiser step", run.optimise)
 

@@ -28,7 +28,7 @@ from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_met
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded_columns
 from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
-from cavesson.train.update import Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
+from cavesson.train.update import Gradient, Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts, Scores
 
 
@@ -75,7 +75,7 @@ class RolloutTrainer(Trainer):
         held_out, evaluation = self._evaluate(step) if self.unfinished is None else (None, {})
         clock, processes = self.clock(step), self.learner.processes
         info = StepInfo(self.seed, step, learning_rate(self.learner.optimizer.settings, step, self.steps))
-        scores = None
+        first = None
         if self.unfinished is None:
             _seed_everything(self.seed, step, processes.rank)
             parts: list[Rollouts] = []
@@ -84,17 +84,19 @@ class RolloutTrainer(Trainer):
                 parts.append(self.batches.take(step, len(parts), clock))
                 learned = self._learned(parts)
             rollouts = Rollouts.joined(parts).with_columns(learned=learned)
-            with clock("score"):
-                columns, scores = self._score(rollouts, info)
-                rollouts = rollouts.with_columns(**columns)
             with clock("credit"):
                 rollouts = self._shape(rollouts)
-                rollouts = replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef, processes))
+                rollouts = rollouts if self.algorithm.credits_scores else self._credit(rollouts)
+            with clock("score"):
+                columns, first = self._score(rollouts, info)
+                rollouts = rollouts.with_columns(**columns)
+            with clock("credit"):
+                rollouts = self._credit(rollouts) if self.algorithm.credits_scores else rollouts
                 metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
                 metrics |= self.algorithm.metrics(rollouts.batch, processes)
                 metrics |= staleness_metrics(rollouts, step, processes)
             # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
-            scores = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else scores
+            first = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else first
             self.batches.used(len(parts))
             self.unfinished = Unfinished(rollouts, metrics | evaluation, held_out)
         now = self.unfinished
@@ -104,7 +106,7 @@ class RolloutTrainer(Trainer):
             processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
         with clock("update"):
             batch, chosen, done = now.rollouts.batch, self._chosen(now.rollouts), tuple(now.updates)
-            for seen in update(self.learner, batch, chosen, self.updates, info, scores=scores, done=done):
+            for seen in update(self.learner, batch, chosen, self.updates, info, first=first, done=done):
                 now.updates.append(seen)
                 if len(now.updates) < self.updates.total:
                     self.between_updates(len(now.updates), self.updates.total)
@@ -142,22 +144,33 @@ class RolloutTrainer(Trainer):
 
         return self.learner.processes.over_all(ordered, torch.tensor(samples), *columns)
 
-    def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Scores | None]:
-        """Score all rollouts, in the same micro-batches as in the first epoch of the update.
+    def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Gradient | Scores | None]:
+        """Score all rollouts, and return the new columns and what a single update needs no other forward pass for.
 
-        Matrix products of other sizes round differently, in bfloat16 by a hundredth of a nat per token. Ratios would
-        then differ from 1 before the first update.
+        They are scored in the same micro-batches as in the first epoch of the update. Matrix products of other sizes
+        round differently, in bfloat16 by a hundredth of a nat per token. Ratios would then differ from 1 before the
+        first update.
         """
         processes, at_once = self.learner.processes, self.updates.micro_batch_size
         passes = mini_batches(self._chosen(rollouts), self.updates, info, 0)
         parts = [processes.micro_batches(rows, at_once) for rows in passes]
-        # If the update needs only this forward pass, keep its graph for the update.
-        is_only_pass = self.updates.epochs == len(passes) == len(parts[0]) == 1
         rest = (~rollouts["learned"]).nonzero().squeeze(1).tolist()
         parts.append(processes.micro_batches(rest, at_once or len(processes.share(self.batch_size))))
-        return score_rollouts(
-            self.policy, rollouts.batch, self.kl_estimator, list(chain.from_iterable(parts)), is_only_pass
+        score = partial(
+            score_rollouts, self.policy, rollouts.batch, self.kl_estimator, list(chain.from_iterable(parts))
         )
+        if self.updates.epochs == len(passes) == 1:
+            if not self.algorithm.credits_scores and not self.updates.in_backward:
+                gradient = Gradient(self.learner, rollouts.batch, passes[0])
+                return score(learned=len(parts[0]) if gradient.weight else 0, use=gradient.add), gradient
+            if len(parts[0]) == 1:
+                kept: list[Scores] = []
+                return score(learned=1, use=lambda _rows, _micro, scores: kept.append(scores)), kept[0]
+        return score(), None
+
+    def _credit(self, rollouts: Rollouts) -> Rollouts:
+        processes = self.learner.processes
+        return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef, processes))
 
     def _shape(self, rollouts: Rollouts) -> Rollouts:
         """Add `shaped_reward` `[b]` float64, the reward that training uses, and `kl_coef` `[b]`, β in force."""
@@ -181,8 +194,7 @@ class RolloutTrainer(Trainer):
             rollouts = self.batches.answers(held_out.collector, step)
             at_once = self.updates.micro_batch_size or len(processes.share(self.batch_size))
             parts = processes.micro_batches(range(len(rollouts)), at_once)
-            columns, _ = score_rollouts(self.policy, rollouts.batch, None, parts)
-            rollouts = rollouts.with_columns(**columns)
+            rollouts = rollouts.with_columns(**score_rollouts(self.policy, rollouts.batch, None, parts))
             if step == 0:
                 held_out.keep(rollouts)
             metrics = held_out.metrics(rollouts, processes)

@@ -1,6 +1,6 @@
 """The first half of a step: sample responses, and score them with the rewards, the policy and the reference."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,41 +104,45 @@ class Collector:
         return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}
 
 
+Use = Callable[[Sequence[int], Batch, Scores], None]
+"""Called with the rows of a micro-batch, the micro-batch with its new columns, and the policy's scores."""
+
+
 def score_rollouts(
     policy: Policy,
     rollouts: Batch,
     estimator: str | None,
     parts: Sequence[Sequence[int]],
-    keep_graph: bool = False,
-) -> tuple[dict[str, Tensor], Scores | None]:
-    """Score rollouts by policy, critic and reference.
+    *,
+    learned: int = 0,
+    use: Use | None = None,
+) -> dict[str, Tensor]:
+    """Score rollouts by policy, critic and reference, and return the new columns.
+
+    They are `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a reference and
+    an estimator, `kl_penalty`. Each is `[B, T]`.
 
     Args:
         policy: with its reference.
         rollouts: of this process.
         estimator: of the KL penalty, or None for no penalty.
         parts: all their rows, in micro-batches; empty ones only keep step with other processes.
-        keep_graph: also return the policy's scores of the first part with their graph, for a step that needs no other
-            forward pass.
-
-    Returns:
-        The new columns, and the scores with their graph, or None without `keep_graph`. The columns are `logprob` and
-        `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a reference and an estimator,
-        `kl_penalty`. Each is `[B, T]`.
+        learned: how many of the parts, from the first one on, are scored with their graph.
+        use: called with each of these, so that a step needs no other forward pass to learn from them.
     """
     scored: dict[str, Tensor] = {}
-    kept = None
     for number, rows in enumerate(parts):
         micro = rollouts.part(rows).to(policy.device)
-        keeps = keep_graph and number == 0
-        with torch.set_grad_enabled(keeps):
+        with torch.set_grad_enabled(number < learned):
             scores = policy(micro)
-        kept = scores if keeps else kept
-        for name, column in _score_columns(policy, micro, scores, estimator):
+        columns = dict(_score_columns(policy, micro, scores, estimator))
+        if use is not None and number < learned:
+            use(rows, micro.with_columns(**columns), scores)
+        for name, column in columns.items():
             place = scored.setdefault(name, torch.zeros_like(rollouts["mask"]))
             if len(rows):
                 place[rows, : column.shape[1]] = column.cpu()
-    return scored, kept
+    return scored
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:

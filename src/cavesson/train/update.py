@@ -17,7 +17,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.train.optimizer import Optimizer
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 Metrics = dict[str, float]
 
@@ -58,6 +58,55 @@ class Learner:
         return self.processes.device
 
 
+class Gradient:
+    """The gradient of a mini-batch, which grows with every micro-batch of it, and the metrics of its loss.
+
+    All processes make it together, each for its own rows of the mini-batch in its own batch, and give it equally many
+    micro-batches.
+
+    Args:
+        learner: its parameters get the gradient.
+        batch: has all columns that the algorithm's `weights` and `total` read.
+        rows: of the mini-batch.
+    """
+
+    def __init__(self, learner: Learner, batch: Batch, rows: Sequence[int]) -> None:
+        self._learner = learner
+        learner.optimizer.zero_grad()
+        # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the
+        # gradient.
+        totals = _totals(learner.algorithm, batch, rows)
+        self._total, self.weight = learner.processes.sum_tensor(totals).tolist()
+        self._sums, self._loss = _Sums(self.weight), 0.0
+
+    def add(self, rows: Sequence[int], micro: Batch, scores: Any) -> None:
+        """Add the gradient of a micro-batch with these rows; without any, its only row does not count."""
+        weights = self._learner.algorithm.weights(micro) * bool(rows)
+        result = self._learner.algorithm.loss(scores, micro)
+        loss = weighted_mean(result.loss, weights, self._total)
+        self._learner.optimizer.backward(loss)
+        self._sums.add(result, weights)
+        self._loss += float(loss.detach())
+
+    def add_all(self, batch: Batch, rows: Sequence[int], micro_batch_size: int) -> None:
+        """Add the gradient of all micro-batches."""
+        for part in self._learner.processes.micro_batches(rows, micro_batch_size) if self.weight else ():
+            micro = batch.part(part).to(self._learner.device)
+            self.add(part, micro, self._learner.model(micro))
+
+    def metrics(self, step: int) -> Metrics:
+        """Return the metrics over all processes.
+
+        Raises:
+            NonFiniteError: one of them, or the loss, is not finite; in all processes, so that they end alike.
+        """
+        combine = self._learner.processes.combine
+        means = combine({"the loss": self._loss, **self._sums.means}, sum)
+        check_finite(step, {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()})
+        del means["the loss"]
+        return {**means, **combine(self._sums.maxima, max), "optim/weight": self.weight}
+
+
 def update(
     learner: Learner,
     batch: Batch,
@@ -65,7 +114,7 @@ def update(
     settings: UpdateSettings,
     info: StepInfo,
     *,
-    scores: Any = None,
+    first: Gradient | Scores | None = None,
     done: Sequence[Metrics] = (),
 ) -> Iterator[Metrics]:
     """Train on one step's rollouts, and yield the metrics of every mini-batch.
@@ -76,8 +125,8 @@ def update(
         learned: which of them to learn from.
         settings: epochs, mini-batches and guards.
         info: seed, step and learning rate.
-        scores: under the current weights, with their graph. Given if the step is a single pass over a single
-            micro-batch, for which scoring has already done the forward pass.
+        first: what scoring has already done of a step with a single update: its gradient, or if it is a single
+            micro-batch, the forward pass, as scores with their graph.
         done: metrics of the mini-batches that were done before the run was interrupted.
     """
     epochs = (mini_batches(learned, settings, info, epoch) for epoch in range(settings.epochs))
@@ -85,44 +134,31 @@ def update(
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        seen = optimize(learner, batch, rows, settings, info, scores, lambda seen: _verdict(seen, settings))
+        gradient = first if isinstance(first, Gradient) else Gradient(learner, batch, rows)
+        if first is None:
+            gradient.add_all(batch, rows, settings.micro_batch_size)
+        elif isinstance(first, Scores) and gradient.weight:
+            gradient.add(rows, batch.part(rows).to(learner.device), first)
+        seen = optimize(learner, gradient, settings, info, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen
 
 
 def optimize(
     learner: Learner,
-    batch: Batch,
-    rows: Sequence[int],
+    gradient: Gradient,
     settings: OptimizeSettings,
     info: StepInfo,
-    scores: Any = None,
     judge: Callable[[Metrics], str] = lambda _: "step",
 ) -> Metrics:
-    """Do one optimiser step on a mini-batch, unless `judge` returns "skip" or "stop" for it.
+    """Do one optimiser step with the gradient of a mini-batch, unless `judge` returns "skip" or "stop" for it.
 
-    All processes call this together, each with its own rows of the mini-batch in its own batch.
+    All processes call this together.
     """
-    algorithm, optimizer, processes = learner.algorithm, learner.optimizer, learner.processes
-    optimizer.zero_grad()
-    # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
-    total, weight = processes.sum_tensor(_totals(algorithm, batch, rows)).tolist()
-    sums, mine = _Sums(weight), 0.0
-    for part in processes.micro_batches(rows, settings.micro_batch_size) if weight else ():
-        micro = batch.part(part).to(learner.device)
-        weights = algorithm.weights(micro) * bool(part)
-        result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
-        loss = weighted_mean(result.loss, weights, total)
-        optimizer.backward(loss)
-        sums.add(result, weights)
-        mine += float(loss.detach())
-    # All processes check the same sums, so that they end alike.
-    means = processes.combine({"the loss": mine, **sums.means}, sum)
-    check_finite(info.step, {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()})
-    del means["the loss"]
-    seen = {**means, **processes.combine(sums.maxima, max), "optim/weight": weight}
+    optimizer, processes = learner.optimizer, learner.processes
+    seen = gradient.metrics(info.step)
     # A weight of 0 means that there is nothing to learn, for example if all responses are empty.
-    verdict = judge(seen) if weight else "skip"
+    verdict = judge(seen) if gradient.weight else "skip"
     if verdict == "step":
         processes.sum_gradients(learner.model)
         norm = optimizer.grad_norm(settings.max_grad_norm)
