@@ -133,8 +133,8 @@ def cut_more_and_more(made: Made) -> None:
     resample(made, lambda policy: policy)
 
 
-def end_forbidden(made: Made) -> None:
-    for step in range(len(made.policy)):
+def end_forbidden(made: Made, since: int = 0) -> None:
+    for step in range(since, len(made.policy)):
         chance = np.random.default_rng(step)
         ids = chance.choice(len(made.policy[step]), made.mask.shape[1:], p=np.exp(made.policy[step]))
         other = 1 + (ids * 7 + np.arange(LENGTH)) % (len(WORDS) - 1)
@@ -185,6 +185,32 @@ def test_the_fault_is_named_first(fault, cause: str, tmp_path: Path) -> None:
     fault(made)
     _, found = diagnosis(made, tmp_path)
     assert causes(found)[:1] == [cause], causes(found)
+
+
+def test_a_ban_on_ends_that_begins_in_the_middle_is_found_there(tmp_path: Path) -> None:
+    """Over the whole run, fewer than half of the responses are cut."""
+    made = healthy(steps=60)
+    for step in range(40):
+        made.policy[step][END] = np.log(0.077)
+        made.policy[step] = log_softmax(made.policy[step])
+    resample(made, lambda policy: policy)
+    end_forbidden(made, since=40)
+    assert (made.rows["finish_reason"] == "length").mean() < 0.5
+    _, found = diagnosis(made, tmp_path)
+    assert causes(found)[:1] == ["end-forbidden"], causes(found)
+    assert found.findings[0].reading.since == 40
+
+
+def test_a_little_more_reward_for_truncated_responses_by_chance_excuses_nothing(tmp_path: Path) -> None:
+    """Beside others of their step they get 0.12 standard deviations more, and the standard error is 0.07."""
+    made = healthy()
+    cut_more_and_more(made)
+    made.rows["reward"] = np.random.default_rng(5).normal(size=made.rows["reward"].shape)
+    for reward, is_cut in zip(made.rows["reward"], made.rows["finish_reason"] == "length", strict=True):
+        reward[is_cut] -= reward[is_cut].mean() - reward[~is_cut].mean() - 0.25
+    made.settle()
+    _, found = diagnosis(made, tmp_path)
+    assert "truncated" in causes(found), causes(found)
 
 
 def test_filters_of_the_sampler_cannot_be_seen_and_this_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.penalty import Fit, clear
+from cavesson.doctor.derive.penalty import Fit, clear, least_deviations
+from cavesson.doctor.rows import draws
 from cavesson.record import Run
 from cavesson.train.run import Training
 
@@ -93,8 +94,6 @@ def test_discount_and_trace(gamma: float, lam: float, hidden: str, whiten: str |
         return
     assert data.setting("config.ppo.gamma") == pytest.approx(gamma, abs=0.005)
     assert data.setting("config.ppo.lam") == pytest.approx(lam, abs=0.005)
-    if hidden != "advantage" and hidden != "return":
-        assert data.setting("config.ppo.whiten_advantages") == (whiten == "whiten_advantages")
 
 
 @pytest.mark.parametrize("whiten", [True, False])
@@ -123,6 +122,42 @@ def test_the_penalty(kind: Any, changes: dict[str, Any], estimator: str) -> None
     true = cavesson.open(folder).rows(["kl_coef"])["kl_coef"].to_numpy()
     later = data.rows.step > 0  # at first, policy and reference are equal
     np.testing.assert_allclose(data.rows["kl_coef"][later], true[later], rtol=0.02)
+
+
+def test_the_penalty_where_a_prompt_is_drawn_twice_in_a_step() -> None:
+    folder = trained(RLOORun, kl__coef=0.2, samples_per_prompt=3)  # a step draws eight times from six prompts
+    data = lacking(folder)
+    first, *others = data.rows.group.reshape(-1, 3).T
+    assert len(np.unique(first)) == 6 * 8 and all(np.array_equal(first, other) for other in others)
+    true = cavesson.open(folder).rows(["kl_coef"])["kl_coef"].to_numpy()
+    later = data.rows.step > 0
+    np.testing.assert_allclose(data.rows["kl_coef"][later], true[later], rtol=0.02)
+
+
+def test_a_step_with_something_else_in_its_advantages_does_not_change_the_penalty() -> None:
+    """The penalty of other steps is exact although a quarter of the responses of each has another advantage."""
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(32, 2))
+    goal = columns @ np.array([1.0, -0.05])
+    goal[::4] += rng.normal(size=8)
+    np.testing.assert_allclose(least_deviations(columns, goal), [1.0, -0.05], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "drawn"),
+    [
+        ("AAABBBAAACCC", "000000111000"),
+        ("AAAAAABBBCCC", "000111000000"),
+        ("AABBBACCCAAA", "000000000000"),  # which three of the six belong together is not known
+        ("ABCABCABCABC", "000000000000"),  # every third
+        ("AAABBBAACCC", "00000000000"),  # one is missing
+        ("ABCA", "0000"),  # one response each
+        ("", ""),
+    ],
+)
+def test_draws_of_the_same_prompt(prompts: str, drawn: str) -> None:
+    numbers = np.array([ord(letter) for letter in prompts], np.int64)
+    assert draws(numbers, np.arange(len(prompts))).tolist() == [int(digit) for digit in drawn]
 
 
 @pytest.mark.parametrize(

@@ -94,15 +94,17 @@ class Rows:
 
     @cached_property
     def group(self) -> Array:
-        """[n] group index of each rollout: rollouts of one step and prompt share it; ascending with the step.
+        """[n] group index of each rollout, ascending with the step: rollouts of one step and prompt share it, unless
+        the step clearly draws that prompt several times.
 
         If groups are not known, every rollout is alone.
         """
         alone = np.arange(len(self), dtype=np.float64)
         key = np.nan_to_num(self["group"], nan=-1.0) if self.has("group") else alone
         different, key = np.unique(key, return_inverse=True)
-        step = np.searchsorted(self.steps, self.step)
-        return read_only(np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1]))
+        prompt = np.unique(np.searchsorted(self.steps, self.step) * len(different) + key, return_inverse=True)[1]
+        draw = draws(prompt, self.sample)
+        return read_only(np.asarray(np.unique(prompt * (draw.max(initial=0) + 1) + draw, return_inverse=True)[1]))
 
     @cached_property
     def trained_reward(self) -> Array:
@@ -166,3 +168,30 @@ def measured(column: pa.ChunkedArray) -> bool:
 def numbers(column: pa.ChunkedArray) -> Array:
     """Return a numeric or boolean column as float64, with NaN for null."""
     return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
+
+
+def draws(prompt: Array, sample: Array) -> Array:
+    """Return [n] which draw of a prompt each response belongs to, 0 where a step draws the prompt once.
+
+    A prompt that is drawn k times has k times as many responses as usual, and each usual number of them, in the order
+    of the samples, has consecutive samples. Where trainers order responses in another way, all draws of a prompt are
+    one.
+
+    Args:
+        prompt: [n] number of each response's prompt in its step.
+        sample: [n]
+    """
+    order = np.lexsort((sample, prompt))
+    begins = np.flatnonzero(np.diff(prompt[order], prepend=-1))
+    counts = np.diff(begins, append=len(order))
+    size = int(np.bincount(counts).argmax()) if len(counts) else 1
+    found = np.zeros(len(order), np.int64)
+    if size > 1:
+        draw = (np.arange(len(order)) - np.repeat(begins, counts)) // size
+        is_even = np.repeat(counts % size == 0, counts)
+        apart = np.diff(sample[order], prepend=0) != 1
+        inside = np.diff(draw, prepend=-1) == 0
+        inside[begins] = False
+        torn = np.bincount(np.repeat(np.arange(len(counts)), counts), apart & inside)
+        found[order] = np.where(is_even & np.repeat(torn == 0, counts), draw, 0)
+    return found

@@ -27,6 +27,8 @@ ROUNDED = 2.0**-10
 SMALLEST = 1e-4
 """Nats below which the rounding of log-probabilities hides the penalty."""
 FEWEST_STEPS = 3
+ROUNDS = 20
+"""Rounds of the robust regression."""
 FEWEST = 8
 """Tokens from which the coefficient of a step is estimated."""
 
@@ -130,14 +132,30 @@ def _fit_groups(step: Array, reward: Array, spent: Array, advantage: Array) -> F
         columns, goal = np.stack([reward, spent], 1)[step == at], advantage[step == at]
         if len(goal) < FEWEST or np.std(columns[:, 1]) < SMALLEST or np.linalg.matrix_rank(columns) < 2:
             continue
-        (scale, of_spent), *_ = np.linalg.lstsq(columns, goal, rcond=None)
+        scale, of_spent = least_deviations(columns, goal)
         size = float(np.std(of_spent * columns[:, 1]))
         if size < 10 * ROUNDED * np.std(goal):
             continue  # the penalty is hidden by the rounding of the advantages
-        matched.append(np.abs(columns @ (scale, of_spent) - goal) <= TOLERANCE * size + ROUNDED * np.abs(goal))
-        steps.append(at)
-        betas.append(-of_spent / scale)
+        fits = np.abs(columns @ (scale, of_spent) - goal) <= TOLERANCE * size + ROUNDED * np.abs(goal)
+        matched.append(fits)
+        if fits.mean() >= MATCHED:  # otherwise, the advantages of this step contain something else
+            steps.append(at)
+            betas.append(-of_spent / scale)
     return _joined(steps, betas, matched)
+
+
+def least_deviations(columns: Array, goal: Array) -> Array:
+    """Return the coefficients [k] for which the absolute differences of ``columns`` [n, k] from ``goal`` are smallest.
+
+    A few rows in which something else holds do not change them. By iteratively reweighted least squares
+    (doi:10.1080/03610927708827533).
+    """
+    weight = np.ones(len(goal))
+    smallest = 1e-6 * float(np.abs(goal).max(initial=1e-300))
+    for _ in range(ROUNDS):
+        found, *_ = np.linalg.lstsq(columns * weight[:, None], goal * weight, rcond=None)
+        weight = 1 / np.sqrt(np.maximum(np.abs(columns @ found - goal), smallest))
+    return np.asarray(found)
 
 
 def _fit(step: Array, estimate: Array, reward: Array) -> Fit:

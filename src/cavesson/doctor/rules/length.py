@@ -11,7 +11,7 @@ from cavesson.doctor.groups import repeated, within
 from cavesson.doctor.readings import collapse, exceeds, is_clear, length_column
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.series import Array, Series, earliest, since, smoothed, together, trend
+from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
@@ -70,9 +70,9 @@ def _longer_pays(data: RunData) -> bool:
         return False
     reward = within(data.rows, data.rows["reward"])
     cut, others = (reward[np.isfinite(reward) & (each == value)] for value in (1, 0))
-    if not len(cut) or not len(others):
-        return False
-    return bool(cut.mean() - others.mean() > 0.1 * np.std(np.append(cut, others)))
+    more = cut.mean() - others.mean() if len(cut) and len(others) else 0.0
+    noise = np.hypot(standard_error(cut), standard_error(others))
+    return bool(more > max(0.1 * np.std(np.append(cut, others)), 2 * noise))
 
 
 @rule(

@@ -130,12 +130,14 @@ def banned_until(data: RunData) -> int | None:
     return None
 
 
-def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
-    """Return how much more often responses end at the smallest length than just before it, if most are cut.
+def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float:
+    """Return how much more often responses end at the smallest length than just before it, if most are cut since then.
 
     Such responses have no fixed form, and the longer they are, the more of them end; but not all at once.
     """
-    if least < 5 or not data.has("rows.finish_reason") or not np.mean(data.rows.says("finish_reason", "length")) > 0.5:
+    if least < 5 or not data.has("rows.finish_reason"):
+        return 0.0
+    if np.mean(data.rows.says("finish_reason", "length")[data.rows.step >= first]) <= 0.5:
         return 0.0
     next_lengths = counts[least + 1 : -1]
     typical = float(next_lengths.mean()) if len(next_lengths) else 0.0
@@ -176,7 +178,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     # At the end of a ban, those that would have ended earlier pile up; others still end soon after it.
     is_form = near.sum() < FORM * counts[least]
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form
-    begin = _begin_to_end(data, counts, least)
+    begin = _begin_to_end(data, counts, least, first)
     sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
     words: Words = {
         "least": least,
