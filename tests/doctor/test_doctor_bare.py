@@ -201,7 +201,7 @@ def test_a_ban_on_ends_that_begins_in_the_middle_is_found_there(tmp_path: Path) 
     assert found.findings[0].reading.since == 40
 
 
-def test_a_little_more_reward_for_truncated_responses_by_chance_excuses_nothing(tmp_path: Path) -> None:
+def test_a_little_more_reward_for_truncated_responses_by_chance_decides_nothing(tmp_path: Path) -> None:
     """Beside others of their step they get 0.12 standard deviations more, and the standard error is 0.07."""
     made = healthy()
     cut_more_and_more(made)
@@ -210,7 +210,8 @@ def test_a_little_more_reward_for_truncated_responses_by_chance_excuses_nothing(
         reward[is_cut] -= reward[is_cut].mean() - reward[~is_cut].mean() - 0.25
     made.settle()
     _, found = diagnosis(made, tmp_path)
-    assert "truncated" in causes(found), causes(found)
+    assert "truncated" in [one.rule for one in found.skipped if one.undecided]
+    assert "truncated" in [rule for one in not_excluded(found) for rule in one.failure.rules]
 
 
 def test_filters_of_the_sampler_cannot_be_seen_and_this_is_said(tmp_path: Path) -> None:

@@ -179,4 +179,4 @@ def test_no_penalty_is_invented(kind: Any, changes: dict[str, Any]) -> None:
 def test_two_estimators_that_fit_alike_are_not_told_apart(k1: float, absolute: float, name: str | None) -> None:
     """Where nearly all Δ are positive, |Δ| is nearly k1."""
     none = np.zeros(0)
-    assert clear({"k1": Fit(k1, none, none), "abs": Fit(absolute, none, none)}) == name
+    assert clear({"k1": Fit(k1, none, none, none), "abs": Fit(absolute, none, none, none)}) == name

@@ -19,9 +19,9 @@ from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced, trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.noise import reward_is_noise
-from cavesson.doctor.rules.reward import verifier_dead
 from cavesson.doctor.rules.update import advantage_sign, update_kl_large
 from cavesson.doctor.rules.value import value_not_fitting
+from cavesson.doctor.rules.verifier import verifier_dead
 from cavesson.importers import import_run
 
 HALF = 12

@@ -179,10 +179,11 @@ def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading]) -> bool:
 
 def _before(one: Reading, other: Reading) -> bool:
     """Return whether one problem clearly began before the other, so that the other cannot be its cause."""
-    if one.window is None and other.window is not None and (other.between or other.window)[0] >= other.window[0]:
-        return True  # the whole run shows the one, and only a late part of it the other
     if one.since is None or one.noticed is None or other.since is None:
         return False
+    late_only = other.window is not None and (other.between or other.window)[0] >= other.window[0]
+    if one.window is None and late_only and one.since < other.since:
+        return True  # the whole run shows the one, and only a late part of it the other
     # A number that has always risen, such as a KL, may have become a problem by something that came later.
     latest = max(one.noticed, *(one.between or (one.since,)))
     return latest + 5 < (other.between or (other.since,))[0]

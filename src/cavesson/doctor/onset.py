@@ -144,9 +144,15 @@ def onset(points: Series, rising: bool, perhaps_always: bool = False) -> Onset:
     likely = weight @ likely
     sure = np.cumsum(likely) / likely.sum()
     low, middle, high = (int(np.searchsorted(sure, one)) for one in ((1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2))
-    before, after = (float(np.median(some)) for some in (points.value[: max(middle, 1)], points.value[-3:]))
+    before, after = (_level(some) for some in (points.value[: max(middle, 1)], points.value[-3:]))
     between = (int(begins[middle]) + 1 + int(step[middle])) // 2 if middle else int(step[0])
     return Onset(between, int(begins[low]) + 1 if low else int(step[0]), int(step[high]), before, after)
+
+
+def _level(values: Array) -> float:
+    """Return the mean without the largest and the smallest tenth; of shares of 0 and 1, the median is one of them."""
+    some = np.sort(values)[len(values) // 10 : len(values) - len(values) // 10]
+    return float(some.mean())
 
 
 def _log_likelihood(step: Array, values: Array, begins: Array, lengths: Array) -> Array:
@@ -196,7 +202,9 @@ def _clipped(values: Array) -> Array:
     """
     values = values / max(float(np.abs(values).max()), 1e-300)
     low, high = np.sort([np.median(values[: max(3, len(values) // 10)]), np.median(values[-3:])])
-    margin = max(0.5 * (high - low), 3 * 1.4826 * float(np.median(np.abs(values - np.median(values)))))
+    # More than half of the values may be equal, such as those of a share that is 0 or 1.
+    spread = 1.4826 * float(np.median(np.abs(values - np.median(values)))) or float(np.std(values))
+    margin = max(0.5 * (high - low), 3 * spread)
     return np.clip(values, low - margin, high + margin)
 
 

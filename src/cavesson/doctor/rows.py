@@ -78,6 +78,15 @@ class Rows:
         return self._is_recorded[name]
 
     @cached_property
+    def reward_parts(self) -> dict[str, Array]:
+        """The parts of the reward by their names, [n] each, NaN where a response does not have one."""
+        maps = self.column("reward_parts").to_pylist(maps_as_pydicts="strict")
+        names = sorted({name for parts in maps if parts for name in parts})
+        return {
+            name: read_only(np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64)) for name in names
+        }
+
+    @cached_property
     def step(self) -> Array:
         """[n] int64"""
         return read_only(np.asarray(self.column("step").to_numpy(), np.int64))

@@ -17,6 +17,10 @@ ALIKE = 24
 """Responses that are compared with each other because they are alike in length, at least."""
 ROUNDS = 8
 """Times that the means of each kind are subtracted."""
+SPREADING = (0.25, 0.75)
+"""Shares of the responses between which a pattern is spreading."""
+AS_MUCH = 0.75
+"""Ratio from which what a pattern is worth in two parts of a run is about the same."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 
@@ -77,7 +81,7 @@ class Rewards:
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.reward = rows["reward"]
+        self.reward, self.step = rows["reward"], np.searchsorted(rows.steps, rows.step)
         self.known = np.isfinite(self.reward)
         self.prompt = _prompts(rows)
         recur = np.median(np.bincount(self.prompt)[self.prompt]) >= RECUR
@@ -85,6 +89,10 @@ class Rewards:
         self._compared = _without_means(self.reward, self.keys)
         self.variance = max(float(np.nanvar(self._compared)), 1e-9)
         """Among responses that are compared."""
+
+    def variance_of(self, part: Array) -> float:
+        """Return the variance among responses that are compared, of which only those in ``part`` [n] count."""
+        return max(float(np.nanvar(self._compared[part])), 1e-9)
 
     def lift(self, has: Array) -> float:
         """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
@@ -141,27 +149,52 @@ class Part:
 
 
 class Worth:
-    """What patterns are worth over the run, late in it and before that; arguments as for ``Part``."""
+    """What patterns are worth: over the run, late in it, before that, and while they spread.
+
+    Arguments as for ``Part``.
+    """
 
     def __init__(self, rewards: Rewards, length: Array, late: Array) -> None:
         self.over_run = Part(rewards, length, np.ones(len(late), bool))
         self._late, self._before = Part(rewards, length, late), Part(rewards, length, ~late)
-        self._variance = rewards.variance
+        self._rewards, self._length = rewards, length
 
     def explained(self, has: Array, clear: float) -> float:
-        """Return the share of the reward's variance that a pattern explains: over the run or late, if more.
+        """Return the share of the reward's variance that a pattern explains: over the run, late, or while it spreads.
+
+        The largest counts. A pattern that spreads fast is in no response at first, and in nearly all soon after: only
+        in between does it tell responses apart.
 
         Args:
             has: [n] whether responses have the pattern.
             clear: Standard errors that its worth must exceed.
         """
         total, late = self.over_run.slope(has), self._late.slope(has)
-        variances = [0.0]
+        variance, shares = self._rewards.variance, [0.0, self._while_spreading(has, total, clear)]
         if total.deviate > clear:
-            variances.append(total.value**2 * self.over_run.variance(has))
+            shares.append(total.value**2 * self.over_run.variance(has) / variance)
         if late.deviate > clear:
-            variances.append(self._lasting(late, self._before.slope(has)) ** 2 * self._late.variance(has))
-        return min(1.0, max(variances) / self._variance)
+            shares.append(self._lasting(late, self._before.slope(has)) ** 2 * self._late.variance(has) / variance)
+        return min(1.0, max(shares))
+
+    def _while_spreading(self, has: Array, total: Slope, clear: float) -> float:
+        """Return the share that a pattern explains in the steps in which some responses have it and some do not.
+
+        It counts if the pattern is worth as much there as over the run. A word of what the reward asks for spreads with
+        many others: among responses of the same steps, it is worth less. One that separates responses once other
+        differences have gone is worth more.
+        """
+        step, (low, high) = self._rewards.step, SPREADING
+        share = np.bincount(step, has) / np.bincount(step)
+        inside = np.asarray(((share >= low) & (share <= high))[step])
+        if not np.any(inside & self._rewards.known):
+            return 0.0
+        part = Part(self._rewards, self._length, inside)
+        here = part.slope(has)
+        less, more = sorted([total.value, here.value])
+        if min(total.deviate, here.deviate) < clear or less < AS_MUCH * more:
+            return 0.0
+        return less**2 * part.variance(has) / self._rewards.variance_of(inside)
 
     @staticmethod
     def _lasting(late: Slope, before: Slope) -> float:

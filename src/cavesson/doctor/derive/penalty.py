@@ -41,6 +41,8 @@ class Fit(NamedTuple):
     steps: Array
     beta: Array
     """Of each step; negative if the sign of the penalty is wrong."""
+    matched_by_step: Array
+    """Share of the tokens of each step, as ``matched``."""
 
 
 @derivation(
@@ -59,7 +61,8 @@ def kl_penalty(data: "RunData") -> Found:
     name = clear(fits)
     if name is None or recorded_white(data):
         return None
-    steps, beta = fits[name].steps, np.abs(fits[name].beta)
+    well = fits[name].matched_by_step >= MATCHED  # of the others, something else is true as well
+    steps, beta = fits[name].steps[well], np.abs(fits[name].beta[well])
 
     def coefficient(rows: Rows) -> Array:
         return np.interp(rows.step, steps, beta)
@@ -136,11 +139,9 @@ def _fit_groups(step: Array, reward: Array, spent: Array, advantage: Array) -> F
         size = float(np.std(of_spent * columns[:, 1]))
         if size < 10 * ROUNDED * np.std(goal):
             continue  # the penalty is hidden by the rounding of the advantages
-        fits = np.abs(columns @ (scale, of_spent) - goal) <= TOLERANCE * size + ROUNDED * np.abs(goal)
-        matched.append(fits)
-        if fits.mean() >= MATCHED:  # otherwise, the advantages of this step contain something else
-            steps.append(at)
-            betas.append(-of_spent / scale)
+        matched.append(np.abs(columns @ (scale, of_spent) - goal) <= TOLERANCE * size + ROUNDED * np.abs(goal))
+        steps.append(at)
+        betas.append(-of_spent / scale)
     return _joined(steps, betas, matched)
 
 
@@ -176,4 +177,5 @@ def _fit(step: Array, estimate: Array, reward: Array) -> Fit:
 
 def _joined(steps: Sequence[int], betas: Sequence[float], matched: Sequence[Array]) -> Fit:
     share = float(np.mean(np.concatenate(matched))) if matched and np.all(np.abs(betas) > 0) else 0.0
-    return Fit(share, np.array(steps, np.float64), np.array(betas, np.float64))
+    by_step = np.array([some.mean() for some in matched], np.float64)
+    return Fit(share, np.array(steps, np.float64), np.array(betas, np.float64), by_step)

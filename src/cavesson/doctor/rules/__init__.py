@@ -18,6 +18,7 @@ from cavesson.doctor.rules import (
     token_rewards,
     update,
     value,
+    verifier,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -50,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     kl.stops_generating,
     kl.negative_kl,
     kl.unknown_estimate,
-    reward.verifier_dead,
+    verifier.verifier_dead,
     length.false_truncation,
     system.rollouts_fail,
     reward.query_dominated,

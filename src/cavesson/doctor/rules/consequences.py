@@ -11,7 +11,7 @@ RUNAWAY = (
     "pattern-spreading", "zero-variance-groups", "zero-gradient", "verifier-dead", "rollouts-fail", "reward-falls",
     "distinct-collapse", "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion",
     "length-collapse", "truncated", "likelihood-displacement", "gradient-spike", "echo-trap", "reward-exhausted",
-    *CRITIC,
+    "length-bias", *CRITIC,
 )  # fmt: skip
 """A policy that diverges shows all of these in its responses and updates."""
 MISMATCH = (

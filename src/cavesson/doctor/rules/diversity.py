@@ -144,7 +144,7 @@ def _uniform(data: RunData) -> float:
     fix="raise kl.coef, sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
     settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": 1.0},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
-    explains=["template-collapse", "kl-explosion", "truncated"],
+    explains=["template-collapse", "kl-explosion", "truncated", "reward-falls"],
     windows=True,
 )
 def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -> Reading | None:
@@ -164,6 +164,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     healthy="similarity within a prompt minus similarity between prompts, late / early: above {limit}",
     fix="a reward that depends on the prompt; grpo.resample drops prompts whose responses all get the same reward",
     source="2604.06268",
+    explains=["reward-falls", "length-bias"],
     windows=True,
 )
 def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:

@@ -35,6 +35,9 @@ HOW = (
 )
 
 
+NO_WEIGHTS = Phrase("the reward has several parts, and their weights are not recorded")
+
+
 class Columns(NamedTuple):
     """The rollouts of whole groups whose rewards differ, each column [n]."""
 
@@ -64,6 +67,9 @@ class Columns(NamedTuple):
 )
 def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading | None:
     rows = data.sample.rows
+    # TRL's table of completions does not have the weights; imported, the reward is the plain sum of its parts.
+    if data.setting("format") == "trl" and len(rows.reward_parts) > 1:
+        return Reading(float("nan"), False, undecided=NO_WEIGHTS)
     signal, advantage = _signal(data), rows["advantage"]
     whole = _whole(rows.group, signal, advantage)
     used = whole & _differs(rows.group, np.where(whole, signal, np.nan))

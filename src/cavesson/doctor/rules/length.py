@@ -15,6 +15,7 @@ from cavesson.doctor.series import Array, Series, earliest, since, smoothed, sta
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
+PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be chance")
 
 
 def _cut(data: RunData) -> Series:
@@ -47,7 +48,7 @@ def _longer(value: int, data: RunData, reading: Reading) -> int:
     fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
     settings={"sampling.max_new_tokens": _longer},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
-    explains=["length-bias"],
+    explains=["length-bias", "reward-falls"],
     windows=True,
 )
 def truncated(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.25)) -> Reading | None:
@@ -57,22 +58,27 @@ def truncated(data: RunData, *, limit: float = Share(0.5), growth: float = Share
     share, before = Share(points.last()), Share(points.first())
     # If most responses are cut from the start, that is by design; only growth is a problem.
     high = max(limit, before + growth)
-    first = None if _longer_pays(data) else since(points, smoothed(points).value > high, 4)
+    pays, is_sure = _longer_pays(data)
+    first = None if pays else since(points, smoothed(points).value > high, 4)
     sick = first is not None and share > high
-    evidence = data.step_evidence(points.step[-1:])
-    return Reading(share, sick, first, evidence, {"share": share, "before": before}, Curve(points, high=high))
+    words, evidence = {"share": share, "before": before}, data.step_evidence(points.step[-1:])
+    undecided = PERHAPS_PAYS if share > high and pays and not is_sure else None
+    return Reading(share, sick, first, evidence, words, Curve(points, high=high), undecided=undecided)
 
 
-def _longer_pays(data: RunData) -> bool:
-    """Return whether truncated responses earn more than others to the same prompt, so that the limit is not too low."""
+def _longer_pays(data: RunData) -> tuple[bool, bool]:
+    """Return whether truncated responses earn more than others to the same prompt, and whether by more than chance.
+
+    Then, reaching the limit is what the reward asks for.
+    """
     each = _each_cut(data)
     if each is None or not data.has("rows.reward"):
-        return False
+        return False, False
     reward = within(data.rows, data.rows["reward"])
     cut, others = (reward[np.isfinite(reward) & (each == value)] for value in (1, 0))
     more = cut.mean() - others.mean() if len(cut) and len(others) else 0.0
     noise = np.hypot(standard_error(cut), standard_error(others))
-    return bool(more > max(0.1 * np.std(np.append(cut, others)), 2 * noise))
+    return bool(more > 0.1 * np.std(np.append(cut, others))), bool(more > 2 * noise)
 
 
 @rule(
@@ -225,8 +231,8 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     min_steps=20,
     algorithms=["grpo"],
     title="Bad responses grow longer",
-    cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: dividing each response's loss by "
-    "its length makes long mistakes cheap.",
+    cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: if each response's loss is "
+    "divided by its length, long mistakes are cheap.",
     healthy="mean length of the worse half − of the better half: not rising",
     fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
     settings={"grpo.normalise": "token"},
@@ -245,5 +251,5 @@ def length_bias(data: RunData) -> Reading | None:
     points = Series(low.step, low.value - high.value)
     found = trend(points)
     sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows[column])) and points.last() > 0
-    first = since(points, points.value > points.first(), 5)
+    first = since(points, smoothed(points).value > points.first() + found.change / 2, 5)
     return Reading(points.last(), sick, first, rows.highest(bad), {"unit": unit}, Curve(points))

@@ -158,8 +158,8 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
     settings={"cleaning.discard": _discarding, "cleaning.discard_reward": _below_all},
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",
-              "repetition-loops", "kl-explosion", "reward-exhausted", "one-part-dominates", "length-exploited",
-              *CRITIC],
+              "repetition-loops", "kl-explosion", "reward-exhausted", "prompts-exhausted", "one-part-dominates",
+              "length-exploited", *CRITIC],
 )  # fmt: skip
 def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading | None:
     rows = data.sample.rows

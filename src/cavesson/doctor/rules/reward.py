@@ -1,6 +1,7 @@
 """Rules on the reward: what it measures, and how the policy exploits it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -12,18 +13,18 @@ from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import at_least, exceeds, is_clear
+from cavesson.doctor.readings import is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
 
-FEWEST = 30
-"""Responses from which it is said that all have the same reward."""
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
 VERDICTS = 3
 """Maximum number of different rewards of a verifier, whose rare verdicts are not outliers."""
+LONG = 15
+"""Steps from which a fall is judged."""
 USED = 1e-3
 """Share of the reward that its parts may leave unexplained, and relative size from which a part counts."""
 
@@ -246,11 +247,9 @@ def _parts(rows: Rows) -> dict[str, Array]:
 
     Other numbers that a trainer logs with a response, such as the level of the prompt, are the same for a whole group.
     """
-    maps = rows.column("reward_parts").to_pylist(maps_as_pydicts="strict")
-    names = sorted({name for parts in maps if parts for name in parts})
-    each = {name: np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64) for name in names}
+    each = rows.reward_parts
     apart = {name: within(rows, values) for name, values in each.items()}
-    of_prompt = {name for name in names if repeated(rows) and _differs(each[name]) and not _differs(apart[name])}
+    of_prompt = {name for name in each if repeated(rows) and _differs(each[name]) and not _differs(apart[name])}
     found = {name: values for name, values in apart.items() if name not in of_prompt}
     return found if len(found) > 1 else {}
 
@@ -315,64 +314,30 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
 
 
 @rule(
-    number=55,
-    needs=["rows.reward"],
-    severity="error",
-    min_steps=3,
-    title="Nearly every response gets the same reward",
-    cause="{seen} of all responses get exactly {value}: the verifier fails on them (an extraction pattern, a template, "
-    "a time limit), or no response ever passes.",
-    healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end",
-    fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
-    source="autocontext pull request 1067; own threshold",
-    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
-    windows=True,
-)
-def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Share(0.9)) -> Reading | None:
-    rows = data.rows.where(np.isfinite(data.rows["reward"]))
-    if len(rows) < FEWEST:
-        return None
-    floor = float(rows["reward"].min())
-    has_floor = rows["reward"] == floor
-    points = rows.by_step(has_floor.astype(float))
-    first = int(points.step[0])
-    if not exceeds(data, has_floor.sum(), len(rows), limit):
-        first = _dead_since(points, rows.step, has_floor, limit, data.chance) or first
-    share = Share(has_floor[rows.step >= first].mean())
-    sick = bool(share > limit and points.last() > end)
-    everything = data.whole.rows
-    if first > everything.steps[0]:  # later, all responses may also have the highest reward
-        sick = sick and bool(floor < np.nanmean(everything["reward"][everything.step < first]))
-    everywhere = everything.by_step((everything["reward"] == floor).astype(float))
-    curve = Curve(everywhere, high=limit)
-    return Reading(share, sick, first, data.step_evidence([first]), {"value": floor}, curve)
-
-
-def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, chance: float) -> int | None:
-    """Return the step from which on nearly all responses have the lowest reward, if chance does not explain it."""
-    alive = points.step[points.value <= limit]
-    if not len(alive) or not np.any(step > alive[-1]):
-        return None
-    before, after = has_floor[step <= alive[-1]], has_floor[step > alive[-1]]
-    usual = (before.sum() + 1) / (len(before) + 2)  # Laplace's rule of succession
-    by_chance = at_least(after.sum(), len(after), usual) * len(points)
-    return int(points.step[points.step > alive[-1]][0]) if len(after) >= FEWEST and by_chance < chance else None
-
-
-@rule(
     number=56,
     needs=["rows.reward"],
-    min_steps=15,
+    min_steps=LONG,
     title="The reward falls",
     cause="The reward falls from {before} to {seen} over the run: a sign is flipped, the learning rate destroys the "
     "policy, or the reward itself changes.",
     healthy="mean reward at the end: not clearly below its start",
     fix="check the signs of reward and advantage on two responses by hand; then lower optimizer.learning_rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
-    explains=["kl-explosion", *RUNAWAY],
+    explains=["kl-explosion", *(name for name in RUNAWAY if name not in ("verifier-dead", "rollouts-fail"))],
     windows=True,
 )
 def reward_falls(data: RunData) -> Reading | None:
+    found, points = _fall(data), data.rows.mean("reward")
+    if data.whole is not data or found.sick:
+        return found
+    # It can rise first. From its peak on, a part of the run is judged, with a test of its own.
+    peak = int(points.step[np.argmax(smoothed(points).value)])
+    late = data.part(peak, data.chance)
+    fell = _fall(late) if peak > points.step[0] and len(late.rows.steps) >= LONG else found
+    return replace(fell, window=(peak, int(points.step[-1]))) if fell.sick else found
+
+
+def _fall(data: RunData) -> Reading:
     rows = data.rows
     points = rows.mean("reward")
     spread = float(np.nanmedian(rows.by_step(rows["reward"], np.std).value))

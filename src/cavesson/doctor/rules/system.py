@@ -1,5 +1,7 @@
 """Rules on what surrounds the training: failures, prompts, and time."""
 
+import re
+
 import numpy as np
 
 from cavesson.doctor.data import RunData
@@ -8,6 +10,8 @@ from cavesson.doctor.groups import groups, repeated, solved
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
 
+EMPTY = re.compile(r"\s*(\[assistant\]\s*)?")
+"""A response without content; in a conversation, its role is left."""
 ENDED = frozenset(["eos", "stop"])
 RARE = float(np.log(0.01))
 """Log-probability of a response below which a policy that samples it often does not sample it."""
@@ -28,7 +32,7 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
 )  # fmt: skip
 def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
-    empty = np.array([not (text or "").strip() for text in rows.texts("response")])
+    empty = np.array([EMPTY.fullmatch(text or "") is not None for text in rows.texts("response")])
     if rows.has("finish_reason"):
         reasons = [(reason or "").lower() for reason in rows.texts("finish_reason")]
         empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1) & _probable(data))
@@ -75,8 +79,8 @@ def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float
     high = max(limit, before + growth)
     first = since(points, smoothed(points).value > high, 4)
     words = {"share": share, "before": before}
-    curve = Curve(points, high=high)
-    return Reading(share, first is not None, first, data.step_evidence([first]), words, curve)
+    curve, sick = Curve(points, high=high), first is not None and share > high
+    return Reading(share, sick, first, data.step_evidence([first]), words, curve)
 
 
 @rule(

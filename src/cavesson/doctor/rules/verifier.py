@@ -1,0 +1,106 @@
+"""The rule on a verifier that fails, so that all responses get its lowest score."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Reading, Share, Words
+from cavesson.doctor.readings import at_least, exceeds
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.series import Array, Series, mean_by_step
+
+FEWEST = 30
+"""Responses from which it is said that all have the same reward."""
+ALIVE = 0.8
+"""Share of the responses with its lowest score up to which a part of the reward has worked before."""
+
+
+class Scores(NamedTuple):
+    """Finite scores, each column [n]."""
+
+    step: Array
+    value: Array
+
+    @classmethod
+    def of(cls, rows: Rows, values: Array) -> "Scores":
+        """Return those of some rollouts, [n]."""
+        finite = np.isfinite(values)
+        return cls(rows.step[finite], values[finite])
+
+
+@rule(
+    number=55,
+    needs=["rows.reward"],
+    severity="error",
+    min_steps=3,
+    title="Nearly every response gets the same reward",
+    cause="{seen} of all responses get exactly {value}{part}: the verifier fails on them (an extraction pattern, a "
+    "template, a time limit), or no response ever passes.",
+    healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end",
+    fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
+    source="autocontext pull request 1067; own threshold",
+    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
+    windows=True,
+)
+def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Share(0.9)) -> Reading | None:
+    rows, everything = data.rows, data.whole.rows
+    scores = Scores.of(rows, rows["reward"])
+    found = _dead(data, scores, Scores.of(everything, everything["reward"]), limit, end)
+    if found is None or found.sick or data.whole is not data or not data.sample.rows.has("reward_parts"):
+        return found
+    # One of several verifiers can fail. What has hardly ever given more may be a part that responses rarely earn.
+    parts = data.sample.rows.reward_parts
+    for name, values in parts.items() if len(parts) > 1 else ():
+        scores = Scores.of(data.sample.rows, values)
+        part = _dead(data, scores, scores, limit, end, f" ({name})")
+        if part is not None and part.sick and part.since is not None:
+            before = scores.value[scores.step < part.since]
+            if len(before) and np.mean(before == scores.value.min()) <= ALIVE:
+                return part
+    return found
+
+
+def _dead(
+    data: RunData, scores: Scores, everything: Scores, limit: float, end: float, part: str = ""
+) -> Reading | None:
+    """Return the share of the responses that get the lowest score, since a step from which on nearly all do.
+
+    Args:
+        data: The run, or a part of it.
+        scores: Those that are judged.
+        everything: Those of the whole run.
+        limit: Smallest share of them that is a problem.
+        end: The same at the end.
+        part: Which part of the reward these are, as it is shown.
+    """
+    step, value = scores
+    if len(step) < FEWEST:
+        return None
+    floor = float(value.min())
+    has_floor = value == floor
+    points = mean_by_step(step, has_floor.astype(float))
+    first = int(points.step[0])
+    if not exceeds(data, has_floor.sum(), len(step), limit):
+        first = _dead_since(points, step, has_floor, limit, data.chance) or first
+    share = Share(has_floor[step >= first].mean())
+    sick = bool(share > limit and points.last() > end)
+    earlier = everything.value[everything.step < first]
+    if len(earlier):  # later, all responses may also have the highest reward
+        sick = sick and bool(floor < earlier.mean())
+    curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
+    words: Words = {"value": floor, "part": part}
+    return Reading(share, sick, first, data.step_evidence([first]), words, curve)
+
+
+def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, chance: float) -> int | None:
+    """Return the step from which on nearly all responses have the lowest reward, if chance does not explain it."""
+    alive = points.step[points.value <= limit]
+    if not len(alive) or not np.any(step > alive[-1]):
+        return None
+    before, after = has_floor[step <= alive[-1]], has_floor[step > alive[-1]]
+    usual = (before.sum() + 1) / (len(before) + 2)  # Laplace's rule of succession
+    by_chance = at_least(after.sum(), len(after), usual) * len(points)
+    return int(points.step[points.step > alive[-1]][0]) if len(after) >= FEWEST and by_chance < chance else None
