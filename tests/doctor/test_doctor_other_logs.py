@@ -34,9 +34,9 @@ def spread(made: Made, word: str, share: np.ndarray, worth: float, seed: int = 3
 
 
 def test_a_word_that_is_in_nearly_all_responses_soon_after_it_appears(tmp_path: Path) -> None:
-    """In 3 % of the responses before step 20, in 93 % from step 26 on: most steps do not tell what it is worth."""
-    made = healthy(steps=60, batch=64)
-    spread(made, "absolutely", np.interp(np.arange(60), [20, 26], [0.03, 0.93]), worth=0.9)
+    """In 1 % of the responses before step 30, in 97 % from step 38 on: most steps do not tell what it is worth."""
+    made = healthy(steps=90, batch=64)
+    spread(made, "absolutely", np.interp(np.arange(90), [30, 38], [0.01, 0.97]), worth=1.1)
     _, found = diagnosis(made, tmp_path)
     assert "pattern-spreading" in causes(found), causes(found)
 

@@ -20,7 +20,7 @@ ROUNDS = 8
 SPREADING = (0.25, 0.75)
 """Shares of the responses between which a pattern is spreading."""
 AS_MUCH = 0.75
-"""Ratio from which what a pattern is worth in two parts of a run is about the same."""
+"""Ratio from which what a pattern is worth over the run is about what it is worth while it spreads."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 
@@ -180,9 +180,9 @@ class Worth:
     def _while_spreading(self, has: Array, total: Slope, clear: float) -> float:
         """Return the share that a pattern explains in the steps in which some responses have it and some do not.
 
-        It counts if the pattern is worth as much there as over the run. A word of what the reward asks for spreads with
-        many others: among responses of the same steps, it is worth less. One that separates responses once other
-        differences have gone is worth more.
+        It counts by the less of what the pattern is worth there and over the run. A word of what the reward asks for
+        spreads with many others: among responses of the same steps, it is worth less. One that separates responses once
+        other differences have gone is worth more there, and does not count.
         """
         step, (low, high) = self._rewards.step, SPREADING
         share = np.bincount(step, has) / np.bincount(step)
@@ -191,10 +191,9 @@ class Worth:
             return 0.0
         part = Part(self._rewards, self._length, inside)
         here = part.slope(has)
-        less, more = sorted([total.value, here.value])
-        if min(total.deviate, here.deviate) < clear or less < AS_MUCH * more:
+        if min(total.deviate, here.deviate) < clear or total.value < AS_MUCH * here.value:
             return 0.0
-        return less**2 * part.variance(has) / self._rewards.variance_of(inside)
+        return min(total.value, here.value) ** 2 * part.variance(has) / self._rewards.variance_of(inside)
 
     @staticmethod
     def _lasting(late: Slope, before: Slope) -> float:
