@@ -1,6 +1,7 @@
 """Every format, as its own tool writes it; what the tools write was read in their source."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,22 @@ def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
         import_run(tmp_path / "both.jsonl", tmp_path / "no", "x")
     with pytest.raises(UserError, match="--map nothing=…: the record has no such column"):
         import_run(tmp_path / "both.jsonl", tmp_path / "no", columns={"nothing": "a"})
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("rollouts/1.jsonl", "it has no .jsonl or .parquet files; import one of the folders in it: rollouts;"),
+        ("log.jsonl.gz", "it has no .jsonl or .parquet files; unpack log.jsonl.gz, or write it as JSON Lines"),
+        ("readme.txt", "it has no .jsonl or .parquet files;"),
+    ],
+)
+def test_a_folder_without_logs_says_where_they_may_be(file: str, said: str, tmp_path: Path) -> None:
+    source = tmp_path / "logs"
+    (source / file).parent.mkdir(parents=True)
+    (source / file).write_text("{}\n")
+    with pytest.raises(UserError, match=re.escape(said)):
+        import_run(source, tmp_path / "run")
 
 
 def test_recognition_looks_past_broken_lines(tmp_path):

@@ -13,8 +13,10 @@ from cavesson.importers.rollout import Broken, Format
 MAX_RANK = 9999
 MAX_PROCESSES = 2**15
 """More files than that are not one per process."""
+OTHER_KINDS = (".gz", ".zst", ".xz", ".zip", ".json")
 LOOK_AT_FILES = 50
 LOOK_AT_RECORDS = 20
+SHOWN = 5
 
 
 def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[File]:
@@ -106,5 +108,19 @@ def _first_keys(source: Path) -> str:
         for record in _first(path):
             return f" ({path.name} begins with the keys {', '.join(map(str, list(record)[:12]))})"
     if not paths:
-        return ": it has no .jsonl or .parquet files"
+        return f": it has no .jsonl or .parquet files{_elsewhere(source)}"
     return f": {paths[0].name} does not begin with a JSON object on one line, nor with the rows of a Parquet table"
+
+
+def _elsewhere(folder: Path) -> str:
+    """Return where files that can be imported may be: in folders inside, or in files of another kind."""
+    entries = in_order([*folder.iterdir()])
+    inside = [path.name for path in entries if path.is_dir() and _has_records(path)]
+    if inside:
+        return f"; import one of the folders in it: {', '.join(inside[:SHOWN])}"
+    others = [path.name for path in entries if path.name.endswith(OTHER_KINDS)]
+    return f"; unpack {others[0]}, or write it as JSON Lines, an object on each line" if others else ""
+
+
+def _has_records(folder: Path) -> bool:
+    return any(path.suffix in (".jsonl", ".parquet") for path in folder.iterdir())

@@ -96,7 +96,8 @@ def _read_first(files: Storage, name: str) -> bytes:
         try:
             return files.read(name)
         except (FileNotFoundError, NotADirectoryError):
-            raise UserError(f"{files.root} is not a run folder: it has no {name}") from None
+            hint = "`cavesson import` makes one of another trainer's logs"
+            raise UserError(f"{files.root} is not a run folder: it has no {name}; {hint}") from None
 
 
 class Run:
