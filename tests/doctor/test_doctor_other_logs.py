@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from doctor_helpers import LENGTH, Made, healthy, reading
+from doctor_helpers import LENGTH, Made, healthy, log_softmax, reading
+from sick import put
 from test_doctor_bare import causes, diagnosis
 
 import cavesson
@@ -146,3 +147,20 @@ def test_empty_messages_are_empty_responses(tmp_path: Path) -> None:
     data = completions(tmp_path / "log", (1.0, 1.0), ["", "Paris", "It is Paris."])
     found = rollouts_fail.statistic(data)
     assert found.sick and found.seen == pytest.approx(1 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("since", [0, 10])
+def test_a_sampler_that_becomes_more_certain_than_the_policy_does_not_filter(since: int, tmp_path: Path) -> None:
+    """Settings of a sampler have an effect from the first step on; the sampler's log-probabilities are not recorded."""
+    made = healthy()
+    for step in range(since, 24):
+        certain = log_softmax(np.where(made.policy[step] < np.sort(made.policy[step])[-8], -np.inf, made.policy[step]))
+        ids = np.random.default_rng(step).choice(len(certain), made.mask.shape[1:], p=np.exp(certain))
+        put(made, step, ids, certain)
+    made.tokens["entropy"] = np.where(made.mask, -(np.exp(made.policy) * made.policy).sum(-1)[:, None, None], 0.0)
+    del made.tokens["sampler_logprob"]
+    data = made.data(tmp_path / "run")
+    found = diagnose(data, [BY_NAME[name] for name in ("filtered-sampling", "sampler-mismatch")])
+    assert causes(found) == ["filtered-sampling" if since == 0 else "sampler-mismatch"]
+    if since:
+        assert found.findings[0].reading.between[0] <= since <= found.findings[0].reading.between[1]

@@ -7,9 +7,14 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
-from cavesson.doctor.rules.sampling import NOISE, SURPRISE, surprise_gap
+from cavesson.doctor.rules.sampling import NOISE, SURPRISE, is_from_start, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
+
+LESS_LIKELY = Phrase("The policy finds the sampled tokens less likely on average than tokens of its own would be")
+MORE_LIKELY = Phrase(
+    "Some steps into the run, the policy finds the sampled tokens more likely than tokens of its own would be"
+)
 
 
 def _gap(sample: Sample) -> Array:
@@ -56,17 +61,21 @@ def sampler_mismatch(
 
 
 def _too_surprising(data: RunData, limit: float) -> Reading | None:
-    """Compare the surprise of the sampled tokens with the entropy, which equals its mean if the policy sampled them."""
+    """Compare the surprise of the sampled tokens with the entropy, which equals its mean if the policy sampled them.
+
+    A filter or a low temperature makes them less surprising from the first step on, and has rules of its own.
+    """
     sample, gap = data.sample, surprise_gap(data.sample)
     if gap is None:
         return None
-    points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
-    sick = gap[0] > max(NOISE * gap[1], limit)
-    first = since(points, smoothed(points).value > gap[0] / 2, 3) if sick else None
-    what = Phrase("The policy finds the sampled tokens less likely on average than tokens of its own would be")
+    points, (mean, error) = sample.mean_by_step(-sample["logprob"] - sample["entropy"]), gap
+    sick = abs(mean) > max(NOISE * error, limit) and (mean > 0 or not is_from_start(points, mean))
+    first = since(points, smoothed(points).value * np.sign(mean) > abs(mean) / 2, 3) if sick else None
     name = Phrase("surprise (−log π) − entropy, in nats per token")
-    curve = Curve(points, high=limit, name=name)
-    return Reading(gap[0], sick, first, data.step_evidence([first]), {"what": what}, curve)
+    curve = Curve(points, low=-limit if mean < 0 else None, high=limit if mean > 0 else None, name=name)
+    return Reading(
+        mean, sick, first, data.step_evidence([first]), {"what": LESS_LIKELY if mean > 0 else MORE_LIKELY}, curve
+    )
 
 
 @rule(

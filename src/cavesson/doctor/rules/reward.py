@@ -222,7 +222,14 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     "that has at least {other} of it, too",
     fix="weight the parts by their standard deviation (rewards.weight), or remove parts that do not matter",
     source="rldoctor; NeMo-RL (GDPO)",
-    explains=["kl-explosion", "penalty-mis-scaled", "distinct-collapse", "template-collapse", *CRITIC],
+    explains=[
+        "kl-explosion",
+        "penalty-mis-scaled",
+        "distinct-collapse",
+        "template-collapse",
+        "repetition-loops",
+        *CRITIC,
+    ],
     severity="note",
 )
 def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: float = Share(0.05)) -> Reading | None:

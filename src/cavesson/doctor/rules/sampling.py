@@ -97,7 +97,7 @@ def filtered_sampling(data: RunData) -> Reading | None:
         sick = found.below < 0.05 and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
-        sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE)
+        sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE) and is_from_start(points, gap[0])
         seen, began = gap[0], since(points, smoothed(points).value < gap[0] / 2, 3)
         first = first if began is None else began
     elif found is not None:
@@ -109,6 +109,12 @@ def filtered_sampling(data: RunData) -> Reading | None:
     words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
     curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
     return Reading(seen, sick, first, sample.rows.evidence(range(len(sample.rows))), words, curve)
+
+
+def is_from_start(points: Series, mean: float) -> bool:
+    """Return whether the first steps have at least half of the mean: settings of a sampler have an effect at once."""
+    early = points.value[: max(3, len(points) // 8)]
+    return len(early) > 0 and abs(float(early.mean())) >= abs(mean) / 2 and early.mean() * mean > 0
 
 
 def banned_until(data: RunData) -> int | None:
