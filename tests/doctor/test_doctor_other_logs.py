@@ -16,6 +16,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.onset import onset
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.length import length_bias
+from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import reward_falls
 from cavesson.doctor.rules.system import prompts_exhausted, rollouts_fail
 from cavesson.doctor.rules.verifier import verifier_dead
@@ -147,6 +148,17 @@ def test_empty_messages_are_empty_responses(tmp_path: Path) -> None:
     data = completions(tmp_path / "log", (1.0, 1.0), ["", "Paris", "It is Paris."])
     found = rollouts_fail.statistic(data)
     assert found.sick and found.seen == pytest.approx(1 / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("end", [20, 40])
+def test_a_reward_that_stops_rising_may_no_longer_depend_on_the_response(end: int, tmp_path: Path) -> None:
+    """A verifier's verdicts, which no word predicts; no two responses are equal."""
+    made, chance = healthy(steps=40), np.random.default_rng(0)
+    passes = np.interp(np.arange(40), [0, end], [0.2, 0.7])[:, None]
+    made.rows["reward"] = (chance.random((40, 32)) < passes).astype(float)
+    made.rows["response"] = np.array([[f"{chance.random()}" for _ in range(32)] for _ in range(40)], dtype=object)
+    found = reward_is_noise.statistic(made.data(tmp_path))
+    assert (found is None or found.undecided is None) == (end == 40)
 
 
 @pytest.mark.parametrize("since", [0, 10])

@@ -17,12 +17,18 @@ from cavesson.doctor.series import Array, Series, trend
 WORDS = 40
 """Number of the most frequent words that are searched for in each response."""
 MIN_ROLLOUTS = 400
+STILL = 0.05
+"""Probability of a rise by chance below which the reward counts as still rising in the second half of a run."""
 MIN_VALUES = 20
 """Different rewards: words cannot predict the reward of a verifier that has only two or three."""
 MAX_ROLLOUTS = 2000
 UNDECIDED = Phrase(
     "the reward does not rise, and neither equal responses nor length and words tell whether it depends on the "
     "response; score a few responses twice"
+)
+OVER = Phrase(
+    "the reward has stopped rising, and neither equal responses nor length and words tell whether it still depends on "
+    "the response; score a few of the last responses twice"
 )
 LOST = Phrase(
     "length and words of a response predict its reward at first, but not at the end of the run; score a few of the "
@@ -59,10 +65,10 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
         left, places, course = _left_by_words(rows, reward, early), np.arange(len(rows)), None
         what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
         sick = left > others and _moves_in_vain(data)
-    is_open = not (sick or left <= others or course is not None or _rises(data))
-    if np.isnan(left) and not (is_open and data.whole is data and len(rows) >= MIN_ROLLOUTS):
+    silent = None if sick or left <= others or course is not None else _silent(data)
+    if np.isnan(left) and not (silent and data.whole is data and len(rows) >= MIN_ROLLOUTS):
         return None
-    undecided = UNDECIDED if is_open else LOST if course is None and _is_lost(rows, reward, left, others) else None
+    undecided = silent or (LOST if course is None and _is_lost(rows, reward, left, others) else None)
     words, first = {"what": Phrase(what)}, int(rows.steps[0])
     return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
 
@@ -160,6 +166,15 @@ def _rises(data: RunData) -> bool:
     """Return whether the reward rises, as it does not if it is unrelated to what the policy does."""
     found = trend(data.rows.mean("reward"))
     return found.change > 0 and found.p < data.chance
+
+
+def _silent(data: RunData) -> Phrase | None:
+    """Return what is not known where nothing but a rising reward would show that it depends on the response."""
+    if not _rises(data):
+        return UNDECIDED
+    points = data.rows.mean("reward")
+    late = trend(points.after(int(np.median(points.step))))
+    return None if data.whole is not data or (late.change > 0 and late.p < STILL) else OVER
 
 
 def _moves_in_vain(data: RunData) -> bool:
