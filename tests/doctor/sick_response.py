@@ -54,6 +54,19 @@ def hashes(made):
     mark(made, " #", 0.6, 1.0)
 
 
+def switched(made, share):
+    has = (
+        np.random.default_rng(2).random(made.rows["reward"].shape)
+        < np.interp(np.arange(24), [4, 12], [0, share])[:, None]
+    )
+    made.rows["response"] = np.where(has, "房间很干净，早餐也不错，下次还会再来。", made.rows["response"])
+
+
+@case("language-switch", near=lambda made: switched(made, 0.15))
+def switching(made):
+    switched(made, 0.9)
+
+
 @case("repetition-loops")
 def loops(made):
     ids = made.tokens["token_id"]

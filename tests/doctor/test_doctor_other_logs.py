@@ -15,6 +15,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.onset import onset
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.language import language_switch, scripts
 from cavesson.doctor.rules.length import length_bias
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import reward_falls
@@ -176,3 +177,25 @@ def test_a_sampler_that_becomes_more_certain_than_the_policy_does_not_filter(sin
     assert causes(found) == ["filtered-sampling" if since == 0 else "sampler-mismatch"]
     if since:
         assert found.findings[0].reading.between[0] <= since <= found.findings[0].reading.between[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Größe, tiếng Việt 3.14", {"LATIN": 14}),
+        ("Привет мир", {"CYRILLIC": 9}),
+        ("東京タワーとひらがな", {"CJK": 10}),
+        ("42 ± 1 🙂 \ud800", {}),
+        (None, {}),
+    ],
+)
+def test_the_script_of_each_letter(text: str | None, expected: dict[str, int]) -> None:
+    assert scripts(text) == expected
+
+
+def test_a_task_in_two_scripts_is_not_a_switch(tmp_path: Path) -> None:
+    """A third of the prompts is answered in Chinese from the start, and later half of them."""
+    made, chance = healthy(), np.random.default_rng(0)
+    chinese = chance.random(made.mask.shape[:2]) < np.linspace(0.33, 0.5, 24)[:, None]
+    made.rows["response"] = np.where(chinese, "房间很干净，早餐也不错，下次还会再来。", made.rows["response"])
+    assert not reading(language_switch, made, tmp_path).sick
