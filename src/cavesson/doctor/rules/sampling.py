@@ -17,6 +17,8 @@ ROUNDED = 0.15
 """Nats by which sampler and trainer differ on a token by rounding alone."""
 FORM = 0.02
 """Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
+OF_SHORTER = 0.05
+"""Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
 """Number of steps, and share of the responses in them, that show what is usual."""
 SURPRISE, NOISE = 0.03, 5.0
@@ -143,7 +145,8 @@ def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float
     """
     if least < 5 or not data.has("rows.finish_reason"):
         return 0.0
-    if np.mean(data.rows.says("finish_reason", "length")[data.rows.step >= first]) <= 0.5:
+    is_cut = data.rows.says("finish_reason", "length")[data.rows.step >= first]
+    if is_cut.mean() <= 0.5 or counts[least] < OF_SHORTER * counts[:-1].sum():
         return 0.0
     next_lengths = counts[least + 1 : -1]
     typical = float(next_lengths.mean()) if len(next_lengths) else 0.0
