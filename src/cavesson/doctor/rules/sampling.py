@@ -17,6 +17,8 @@ ROUNDED = 0.15
 """Nats by which sampler and trainer differ on a token by rounding alone."""
 FORM = 0.02
 """Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
+SOME = 3
+"""Number of such longer ones that is no accident."""
 OF_SHORTER = 0.05
 """Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
@@ -185,7 +187,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     asked = data.setting("config.sampling.min_new_tokens")
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
     # At the end of a ban, those that would have ended earlier pile up; others still end soon after it.
-    is_form = near.sum() < FORM * counts[least]
+    is_form = near.sum() < max(FORM * counts[least], SOME)
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form
     begin = _begin_to_end(data, counts, least, first)
     sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
