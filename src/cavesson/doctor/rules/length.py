@@ -15,7 +15,7 @@ from cavesson.doctor.series import Array, Series, earliest, since, smoothed, sta
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
-PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be chance")
+PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 
 
 def _cut(data: RunData) -> Series:

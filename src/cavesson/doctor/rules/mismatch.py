@@ -13,7 +13,7 @@ from cavesson.doctor.series import Array, Series, earliest, series, since, smoot
 
 LESS_LIKELY = Phrase("The policy finds the sampled tokens less likely on average than tokens of its own would be")
 MORE_LIKELY = Phrase(
-    "Some steps into the run, the policy finds the sampled tokens more likely than tokens of its own would be"
+    "From a later step on, the policy finds the sampled tokens more likely than tokens of its own would be"
 )
 
 
