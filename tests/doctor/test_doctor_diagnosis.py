@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
-from doctor_helpers import healthy
+from doctor_helpers import healthy, log_softmax
+from sick import resample
 
 from cavesson.doctor.diagnosis import diagnose, worst
 from cavesson.doctor.finding import Curve, Reading
+from cavesson.doctor.report.summary import summary
 from cavesson.doctor.rule import rule
+from cavesson.doctor.rules import RULES
 from cavesson.doctor.series import Series
+from cavesson.doctor.words import language
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +138,16 @@ def test_what_had_always_risen_may_have_become_a_problem_by_a_later_cause(tmp_pa
         reading = Reading(1.0, True, 10 + int(limit), curve=Curve(bend, high=limit))
         causes = folded(data, sick("cause", since=24, explains=["bends"]), made("bends", reading))
         assert causes["cause"] == consequences
+
+
+def test_the_summary_counts_the_rules_that_could_be_applied(tmp_path):
+    """Each rule is asked alone, on a sick run without the log-probabilities of its sampler."""
+    numbers = healthy()
+    resample(numbers, lambda policy: log_softmax(policy / 0.6))
+    del numbers.tokens["sampler_logprob"]
+    data = numbers.data(tmp_path / "run")
+    alone = [diagnose(data, [rule]) for rule in RULES]
+    found, fine = sum(len(one.findings) for one in alone), sum(len(one.healthy) for one in alone)
+    assert found and fine and found + fine < len(RULES)
+    said = summary(diagnose(data, RULES), language("en"))
+    assert said == f"{found + fine} of {len(RULES)} rules could be applied; {found} found something."

@@ -140,7 +140,7 @@ def completions(folder: Path, weights: tuple[float, float], responses: list[str]
 
 
 def test_weights_that_the_table_of_completions_does_not_have(tmp_path: Path) -> None:
-    """The plain sum of the parts is not what the advantages come from, and nobody knows by how much."""
+    """The plain sum of the parts is not what the advantages come from, and the table does not say what is."""
     data = completions(tmp_path / "log", (1.0, 0.2), ["yes", "no", "perhaps"])
     found = diagnose(data, [BY_NAME["group-advantages"]])
     assert found.findings == () and [one.undecided for one in found.skipped] == [True]

@@ -12,7 +12,7 @@ from cavesson.data.examples import Examples
 from cavesson.models.trained import save_trained
 from cavesson.train.loop import Trainer
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.update import Gradient, Metrics, StepInfo, check_finite, measure, optimize
+from cavesson.train.update import Metrics, StepInfo, check_finite, gradient_of, measure, optimize
 from cavesson.types import Batch
 
 
@@ -56,8 +56,7 @@ class ExampleTrainer(Trainer):
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
             mine = self.learner.processes.share(len(batch))
-            gradient = Gradient(self.learner, batch, mine)
-            gradient.add_all(batch, mine, settings.update.micro_batch_size)
+            gradient = gradient_of(self.learner, batch, mine, settings.update.micro_batch_size)
             seen = optimize(self.learner, gradient, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
         progress = {"optim/learning_rate": rate, "data/examples": float(start + len(batch)), "data/tokens": tokens}

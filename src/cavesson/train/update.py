@@ -88,12 +88,6 @@ class Gradient:
         self._sums.add(result, weights)
         self._loss += float(loss.detach())
 
-    def add_all(self, batch: Batch, rows: Sequence[int], micro_batch_size: int) -> None:
-        """Add the gradient of all micro-batches."""
-        for part in self._learner.processes.micro_batches(rows, micro_batch_size) if self.weight else ():
-            micro = batch.part(part).to(self._learner.device)
-            self.add(part, micro, self._learner.model(micro))
-
     def metrics(self, step: int) -> Metrics:
         """Return the metrics over all processes.
 
@@ -105,6 +99,15 @@ class Gradient:
         check_finite(step, {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()})
         del means["the loss"]
         return {**means, **combine(self._sums.maxima, max), "optim/weight": self.weight}
+
+
+def gradient_of(learner: Learner, batch: Batch, rows: Sequence[int], micro_batch_size: int) -> Gradient:
+    """Return the gradient of a mini-batch, with a forward and a backward pass for each micro-batch."""
+    gradient = Gradient(learner, batch, rows)
+    for part in learner.processes.micro_batches(rows, micro_batch_size) if gradient.weight else ():
+        micro = batch.part(part).to(learner.device)
+        gradient.add(part, micro, learner.model(micro))
+    return gradient
 
 
 def update(
@@ -134,11 +137,14 @@ def update(
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        gradient = first if isinstance(first, Gradient) else Gradient(learner, batch, rows)
         if first is None:
-            gradient.add_all(batch, rows, settings.micro_batch_size)
-        elif isinstance(first, Scores) and gradient.weight:
-            gradient.add(rows, batch.part(rows).to(learner.device), first)
+            gradient = gradient_of(learner, batch, rows, settings.micro_batch_size)
+        elif isinstance(first, Gradient):
+            gradient = first
+        else:
+            gradient = Gradient(learner, batch, rows)
+            if gradient.weight:
+                gradient.add(rows, batch.part(rows).to(learner.device), first)
         seen = optimize(learner, gradient, settings, info, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen

@@ -33,8 +33,6 @@ HOW = (
     Phrase(": some have the wrong sign"),
     Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
 )
-
-
 NO_WEIGHTS = Phrase("the reward has several parts, and their weights are not recorded")
 
 

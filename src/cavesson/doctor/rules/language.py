@@ -41,8 +41,8 @@ def scripts(text: str | None) -> Counter[str]:
     needs=["rows.response"],
     min_steps=8,
     title="The responses switch to another language",
-    cause="{seen} of the letters in the last responses are of a script that the first ones hardly use ({script}): the "
-    "policy mixes languages, and the reward does not penalise it, or the sampler is broken.",
+    cause="{seen} of the letters in the last responses are of scripts that the first ones hardly use, mostly {script}: "
+    "the policy mixes languages, and the reward does not penalise it, or the sampler is broken.",
     healthy="share of the letters of scripts that are rare in the first responses: below {limit}",
     fix="reward answers in the language of the prompt, for example by the share of its script",
     source="DeepSeek-R1 2501.12948, section 2.3 (language mixing)",

@@ -11,9 +11,12 @@ from cavesson.doctor.rules.sampling import NOISE, SURPRISE, is_from_start, surpr
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
 
-LESS_LIKELY = Phrase("The policy finds the sampled tokens less likely on average than tokens of its own would be")
+LESS_LIKELY = Phrase(
+    "On average, the policy gives the sampled tokens a lower probability than tokens that it would sample itself"
+)
 MORE_LIKELY = Phrase(
-    "From a later step on, the policy finds the sampled tokens more likely than tokens of its own would be"
+    "From a later step on, the policy gives the sampled tokens a higher probability than tokens that it would sample "
+    "itself"
 )
 
 
@@ -63,7 +66,7 @@ def sampler_mismatch(
 def _too_surprising(data: RunData, limit: float) -> Reading | None:
     """Compare the surprise of the sampled tokens with the entropy, which equals its mean if the policy sampled them.
 
-    A filter or a low temperature makes them less surprising from the first step on, and has rules of its own.
+    A filter or a low temperature makes them less surprising from the first step on; other rules find these.
     """
     sample, gap = data.sample, surprise_gap(data.sample)
     if gap is None:
@@ -72,10 +75,9 @@ def _too_surprising(data: RunData, limit: float) -> Reading | None:
     sick = abs(mean) > max(NOISE * error, limit) and (mean > 0 or not is_from_start(points, mean))
     first = since(points, smoothed(points).value * np.sign(mean) > abs(mean) / 2, 3) if sick else None
     name = Phrase("surprise (−log π) − entropy, in nats per token")
-    curve = Curve(points, low=-limit if mean < 0 else None, high=limit if mean > 0 else None, name=name)
-    return Reading(
-        mean, sick, first, data.step_evidence([first]), {"what": LESS_LIKELY if mean > 0 else MORE_LIKELY}, curve
-    )
+    what, low, high = (LESS_LIKELY, None, limit) if mean > 0 else (MORE_LIKELY, -limit, None)
+    curve = Curve(points, low, high, name=name)
+    return Reading(mean, sick, first, data.step_evidence([first]), {"what": what}, curve)
 
 
 @rule(

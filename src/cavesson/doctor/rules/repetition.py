@@ -27,16 +27,9 @@ from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, l
     fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
     "loops",
     source="StackLLaMA; rlprobe",
-    explains=[
-        "distinct-collapse",
-        "truncated",
-        "template-collapse",
-        "kl-explosion",
-        "pattern-spreading",
-        "length-bias",
-        "reward-falls",
-    ],
-)
+    explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading", "length-bias",
+              "reward-falls"],
+)  # fmt: skip
 def repetition_loops(
     data: RunData, *, limit: float = Share(0.3), factor: float = 2.0, worth: float = Share(0.05)
 ) -> Reading | None:

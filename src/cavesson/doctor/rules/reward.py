@@ -222,16 +222,10 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     "that has at least {other} of it, too",
     fix="weight the parts by their standard deviation (rewards.weight), or remove parts that do not matter",
     source="rldoctor; NeMo-RL (GDPO)",
-    explains=[
-        "kl-explosion",
-        "penalty-mis-scaled",
-        "distinct-collapse",
-        "template-collapse",
-        "repetition-loops",
-        *CRITIC,
-    ],
+    explains=["kl-explosion", "penalty-mis-scaled", "distinct-collapse", "template-collapse", "repetition-loops",
+              *CRITIC],
     severity="note",
-)
+)  # fmt: skip
 def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
     parts = _parts(rows)
@@ -327,7 +321,7 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
     title="The reward falls",
     cause="The reward falls from {before} to {seen} over the run: a sign is flipped, the learning rate destroys the "
     "policy, or the reward itself changes.",
-    healthy="mean reward at the end: not clearly below its start",
+    healthy="mean reward at the end: not clearly below its start, and at least half of what it had gained at its peak",
     fix="check the signs of reward and advantage on two responses by hand; then lower optimizer.learning_rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
     explains=["kl-explosion", *(name for name in RUNAWAY if name not in ("verifier-dead", "rollouts-fail"))],
@@ -337,7 +331,7 @@ def reward_falls(data: RunData) -> Reading | None:
     found, points = _fall(data), data.rows.mean("reward")
     if data.whole is not data or found.sick:
         return found
-    # It can rise first. From its peak on, a part of the run is judged, with a test of its own.
+    # The reward can rise first: then the steps since its peak are judged as a part of the run.
     peak = int(points.step[np.argmax(smoothed(points).value)])
     late = data.part(peak, data.chance)
     fell = _fall(late) if peak > points.step[0] and len(late.rows.steps) >= LONG else found

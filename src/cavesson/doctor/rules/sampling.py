@@ -18,7 +18,7 @@ ROUNDED = 0.15
 FORM = 0.02
 """Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
 SOME = 3
-"""Number of such longer ones that is no accident."""
+"""Smallest number of such longer ones."""
 OF_SHORTER = 0.05
 """Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
@@ -117,8 +117,8 @@ def filtered_sampling(data: RunData) -> Reading | None:
 
 def is_from_start(points: Series, mean: float) -> bool:
     """Return whether the first steps have at least half of the mean: settings of a sampler have an effect at once."""
-    early = points.value[: max(3, len(points) // 8)]
-    return len(early) > 0 and abs(float(early.mean())) >= abs(mean) / 2 and early.mean() * mean > 0
+    early = float(points.value[: max(3, len(points) // 8)].mean())
+    return bool(early * np.sign(mean) >= abs(mean) / 2)
 
 
 def banned_until(data: RunData) -> int | None:
