@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# pyarrow asks numpy for this module when it first converts an array. numpy loads it only then, and numpy 2.4 recurses
+# without end if another thread does the same at that moment, so it is loaded before there are threads.
+import numpy.ma  # noqa: F401
 import pyarrow as pa
 
 from cavesson.record.precision import Grid, Mantissa, Precision
