@@ -123,6 +123,29 @@ def test_a_step_may_be_a_text_or_a_float(tmp_path, step):
     assert json.loads(file.read_text())["step"] == step
 
 
+@pytest.mark.parametrize("reward", ["-0.25", "-.25", "-2.5E-1", "-25e-2"])
+def test_a_reward_may_be_a_number_written_as_text(tmp_path, reward):
+    """``json.dumps(…, default=str)`` writes numpy's numbers in this way."""
+    record = {"prompt": "a", "response": "b", "reward": reward, "step": 5}
+    lines(tmp_path / "verl" / "5.jsonl", {"input": "a", "output": "b", "score": reward, "step": 5})
+    lines(tmp_path / "openrlhf" / "out.jsonl", {"input": "a", "output": "b", "reward": reward})
+    lines(tmp_path / "plain" / "5.jsonl", record | {"token_id": [1]})
+    lines(tmp_path / "rl-logging-board" / "5.jsonl", record)
+    for format in ("verl", "openrlhf", "plain", "rl-logging-board"):
+        assert import_run(tmp_path / format, tmp_path / f"run {format}").rejected == 0
+        assert rows(tmp_path / f"run {format}", "reward") == [(-0.25,)]
+    export(tmp_path / "run rl-logging-board", tmp_path / "back")
+    (file,) = (tmp_path / "back").glob("*.jsonl")
+    assert json.loads(file.read_text())["reward"] == reward
+
+
+@pytest.mark.parametrize("reward", ["", "high", "0x1p3", "1_0", "٣", "1,5", " 1", "nan", "-", ".", "e5", None, True])
+def test_what_is_no_number_is_no_reward(tmp_path, reward):
+    good = {"input": "a", "output": "b", "score": 1.0, "step": 1}
+    lines(tmp_path / "5.jsonl", good, good | {"score": reward})
+    assert import_run(tmp_path, tmp_path / "run").rejected == 1
+
+
 @pytest.mark.parametrize("step", ["", "-1", "1e3", "1.5", "٣", "99999999999", 1.5, None, True, [5]])
 def test_what_is_no_step_is_none(tmp_path, step):
     good = {"input": "a", "output": "b", "score": 1.0, "step": 1}

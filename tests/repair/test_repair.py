@@ -127,7 +127,7 @@ def from_step(run: Path, copy: Path, step: int, settings: dict[str, Any]) -> Pat
         group, _, last = name.partition(".")
         info["config"][group][last] = value
     (copy / "run.json").write_text(json.dumps(info))
-    done = cavesson(run.parent, "ppo", "--resume", str(copy))
+    done = cavesson(run.parent, info["algorithm"], "--resume", str(copy))
     assert done.code == 0, done.err
     return copy
 
@@ -173,6 +173,31 @@ def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings
     table = package.open(place / "fork").rows(["step", "kl_coef"])
     expected = [0.05 if step < 4 else settings.get("kl.coef", 0.05) for step in table["step"].to_pylist()]
     assert table["kl_coef"].to_pylist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("grpo", {"kl.coef": 0.5, "grpo.scale": "none", "sampling.top_k": 0}),
+        ("rloo", {"kl.coef": 0.5, "rloo.kl_estimator": "k3", "optimizer.learning_rate": 1e-4}),
+        ("raft", {"optimizer.learning_rate": 1e-4, "sampling.temperature": 0.7}),
+    ],
+)
+def test_a_fork_of_other_algorithms_is_the_run_that_is_resumed_with_the_settings(
+    algorithm: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    write_recipe(tmp_path, RECIPE, PROMPTS)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    run = tmp_path / "run"
+    done = cavesson(tmp_path, algorithm, "recipe.toml")
+    assert done.code == 0, done.err
+    other = from_step(run, tmp_path / "other", 4, settings)
+    fork(run, tmp_path / "fork", planned(settings, 4), settings)
+    done = cavesson(tmp_path, algorithm, "--resume", "fork")
+    assert done.code == 0, done.err
+    assert recorded(tmp_path / "fork") == recorded(other) != recorded(run)
+    assert weights(tmp_path / "fork") == weights(other) != weights(run)
 
 
 def test_a_fork_whose_record_begins_with_it_has_the_same_steps(place: Path) -> None:

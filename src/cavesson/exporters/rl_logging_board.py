@@ -68,10 +68,10 @@ def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple
     tokens = _with_token_texts(run, tokens)
     samples = tokens["sample"].to_numpy()
     for row in rows.sort_by("sample").to_pylist():
-        line = json.loads(row.get("extra") or "{}")
-        # A step that the source wrote as a text or a float is kept unchanged in `extra`.
-        step = line["step"] if run.info.get("format") == "rl-logging-board" and "step" in line else row["step"]
-        line |= {"step": step} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        extra = json.loads(row.get("extra") or "{}")
+        line = {"step": row["step"]} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        # A number that the source wrote as a text, or a step as a float, is kept unchanged in `extra`.
+        line = line | extra if run.info.get("format") == "rl-logging-board" else extra | line
         start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
         if start < end:
             line |= _token_lists(tokens.slice(start, end - start))

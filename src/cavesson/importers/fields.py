@@ -11,6 +11,7 @@ from cavesson.importers.rollout import Broken, Inexact, Origin
 
 MAX_STEP = 2**31 - 1
 _WHOLE = re.compile(r"[0-9]{1,10}(\.0+)?", re.ASCII)
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 
 
 def text_of(record: Mapping[str, Any], key: str) -> str:
@@ -22,8 +23,13 @@ def text_of(record: Mapping[str, Any], key: str) -> str:
 
 
 def number_of(record: Mapping[str, Any], key: str) -> float:
-    """Return the number at ``key``; raise ``Broken`` if there is none."""
+    """Return the number at ``key``; raise ``Broken`` if there is none.
+
+    A decimal number written as text is accepted: ``json.dumps(…, default=str)`` turns numpy's numbers into texts.
+    """
     value = record.get(key)
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
     if not is_number(value):
         raise _unexpected(record, key, "a number")
     return value

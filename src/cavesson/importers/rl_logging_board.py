@@ -45,6 +45,7 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     tokens = _tokens(record)
     used = [*row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
     used += ["step"] if type(record["step"]) is int else []
+    used = [key for key in used if key != "reward" or is_number(record["reward"])]
     row["group"] = group_of(row["prompt"])
     if place.rank is not None:
         row["rank"] = place.rank

@@ -55,10 +55,15 @@ def _from_returns(sample: Sample, at: Array) -> tuple[float, float] | None:
 def _recursion(sample: Sample, at: Array) -> Array | None:
     """Return γ(1 − λ), γλ, a and c in Rₜ = a·rₜ + c + γ(1 − λ)·Vₜ₊₁ + γλ·Rₜ₊₁; a and c are those of whitened rewards.
 
-    It follows from Rₜ = Aₜ + Vₜ and Schulman et al. 1506.02438, (16).
+    It follows from Rₜ = Aₜ + Vₜ and Schulman et al. 1506.02438, (16). Where all r are equal, as without a penalty, a is
+    NaN and c contains a·r.
     """
-    columns = (sample["value"][at + 1], sample["return"][at + 1], sample["token_reward"][at])
-    return _fitted(columns, sample["return"][at])
+    goal, reward = sample["return"][at], sample["token_reward"][at]
+    columns = (sample["value"][at + 1], sample["return"][at + 1])
+    if np.any(reward != reward[:1]):
+        return _fitted((*columns, reward), goal)
+    fitted = _fitted(columns, goal)
+    return None if fitted is None else np.insert(fitted, 2, np.nan)
 
 
 def scales(sample: Sample) -> tuple[Array, Array]:
