@@ -219,3 +219,35 @@ def test_a_file_that_cannot_be_read_yet_is_told_once_at_the_end(tmp_path):
     report = follow_run(tmp_path / "in", tmp_path / "run", until_idle=2)
     assert (report.rollouts, report.rejected) == (1, 2)
     assert [("stream" in quote, "cannot be read" in quote) for quote in report.quotes] == [(True, True), (False, True)]
+
+
+def test_a_table_that_breaks_off_in_the_middle_is_read_once(tmp_path):
+    source, size = tmp_path / "in", 600
+    source.mkdir()
+    columns = {"step": [1] * size, "prompt": ["p"] * size, "completion": [f"c{i}" * 50 for i in range(size)]}
+    path = source / "completions_1.parquet"
+    pq.write_table(pa.table(columns | {"f": [1.0] * size, "advantage": [0.0] * size}), path, row_group_size=size // 2)
+    content = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(1).column(2).data_page_offset
+    content[start : start + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    report = follow_run(source, tmp_path / "run", until_idle=2)
+    found = open_run(tmp_path / "run").rows(["response"])["response"].to_pylist()
+    assert report.rollouts == len(found) == len(set(found)) > 100 and report.rejected == 1
+    assert "completions_1.parquet: the file cannot be read" in report.quotes[0]
+
+
+def test_a_file_that_comes_between_others_gets_a_rank_of_its_own(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in "ac":
+        (source / f"{name}.jsonl").write_bytes(line(0, name))
+
+    def add(rollouts: int, rejected: int) -> None:
+        if rollouts == 2:
+            (source / "b.jsonl").write_bytes(line(0, "b"))
+
+    follow_run(source, tmp_path / "run", until_idle=2, progress=add)
+    run = open_run(tmp_path / "run")
+    assert run.info["ranks"] == {"0": "a.jsonl", "1": "c.jsonl", "2": "b.jsonl"}
+    assert {row["prompt"]: row["rank"] for row in run.rows(["prompt", "rank"]).to_pylist()} == {"a": 0, "c": 1, "b": 2}

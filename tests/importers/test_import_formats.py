@@ -312,3 +312,33 @@ def test_deep_nesting_is_a_rejected_line_where_it_cannot_be_read(tmp_path, depth
     (tmp_path / "in.jsonl").write_text(f"{deep}\n{json.dumps(good)}\n")
     report = import_run(tmp_path / "in.jsonl", tmp_path / "run")
     assert report.rollouts + report.rejected == 2 and report.rollouts == (2 if depth < 500 else 1)
+
+
+def test_a_rollout_without_a_mask_is_trained_on_whole(tmp_path):
+    record = {"prompt": "p", "response": "r", "reward": 1.0, "step": 0, "logprob": [-1.0, -1.0]}
+    masked = record | {"mask": [True, False]}
+    lines(tmp_path / "a.jsonl", masked, record)
+    lines(tmp_path / "b.jsonl", record)
+    for name, lengths in (("a", [1, 2]), ("b", [2])):
+        import_run(tmp_path / f"{name}.jsonl", tmp_path / f"run-{name}")
+        assert [length for (length,) in rows(tmp_path / f"run-{name}", "length")] == lengths
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_source_without_records_is_refused(tmp_path, content):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text(content)
+    with pytest.raises(UserError, match="in: no records were found"):
+        import_run(tmp_path / "in", tmp_path / "run", format="verl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_table_is_written_in_portions_of_what_its_rows_take(tmp_path):
+    """600 rows of 4,000 numbers are 19 MB, of which 16 are held at a time."""
+    ids = pa.array([list(range(4000))] * 600, pa.list_(pa.int32()))
+    columns = {"prompt": ["p"] * 600, "response": ["r"] * 600, "reward": [1.0] * 600, "step": [0] * 600}
+    pq.write_table(pa.table(columns | {"token_id": ids}), tmp_path / "all.parquet")
+    assert import_run(tmp_path / "all.parquet", tmp_path / "run").rollouts == 600
+    run = cavesson.open(tmp_path / "run")
+    assert len(run.segments()) == 2
+    assert [row["sample"] for row in run.rows(["sample"]).to_pylist()] == list(range(600))

@@ -152,7 +152,8 @@ def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeyp
     monkeypatch.setattr(
         importing, "read_parts", lambda portions, processes, *_: seen.append((list(portions), processes)) or []
     )
-    import_run(tmp_path, tmp_path / "run", "verl")
+    with pytest.raises(UserError, match="no records were found"):
+        import_run(tmp_path, tmp_path / "run", "verl")
     ((portions, processes),) = seen
     # Of 996 bytes a line: six files until 5000 bytes are there, of which the last is cut after the first line that
     # ends behind 5000 bytes.

@@ -29,6 +29,8 @@ from cavesson.doctor.rules import RULES
 from cavesson.errors import ServerError, UserCodeError, UserError
 from cavesson.randomness import Purpose, generator
 from cavesson.record import Run
+from cavesson.repair.fork import fork
+from cavesson.repair.plan import Plan
 from cavesson.train.batches import BatchesAhead
 from cavesson.train.run import Training
 
@@ -208,6 +210,17 @@ def test_finished_batches_survive_and_others_are_sampled_again(
         assert run.rows(steps=[step])["response"].to_pylist() == responses
     versions = [run.rows(steps=[step])["policy_version"].to_pylist() for step in range(6)]
     assert versions[2] == [0] * BATCH and all(min(later) >= 1 for later in versions[3:])
+
+
+def test_a_fork_samples_the_batches_of_later_steps_itself(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
+    changes = {"steps": 4, "checkpoint__keep": 9}
+    training = ahead(server, tmp_path / "run", **changes)
+    training.run(lambda step, metrics: until(lambda: all_made(training)))
+    fork(tmp_path / "run", tmp_path / "fork", Plan("filtered-sampling", {}, 2, 4, True, ""), {})
+    with serving(untied_folder) as other:
+        ahead(other, tmp_path / "fork", resume=True, **changes).run(quiet)
+        assert Counter(map(batch_of, other.sampled)) == {2: BATCH, 3: BATCH}
+    account(tmp_path / "fork", PROMPTS, 4)
 
 
 def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:

@@ -102,17 +102,23 @@ class Rows:
         return read_only(np.unique(self.step))
 
     @cached_property
+    def prompt(self) -> Array:
+        """[n] number of each rollout's prompt, the same in all steps; one of its own if the prompt is not known."""
+        key = self["group"]
+        own = np.nanmax(key, initial=0.0) + 1 + np.arange(len(self))
+        return read_only(np.unique(np.where(np.isfinite(key), key, own), return_inverse=True)[1])
+
+    @cached_property
     def group(self) -> Array:
         """[n] group index of each rollout, ascending with the step: rollouts of one step and prompt share it, unless
         the step clearly draws that prompt several times.
 
-        If groups are not known, every rollout is alone.
+        A rollout whose prompt is not known is alone.
         """
-        alone = np.arange(len(self), dtype=np.float64)
-        key = np.nan_to_num(self["group"], nan=-1.0) if self.has("group") else alone
-        different, key = np.unique(key, return_inverse=True)
-        prompt = np.unique(np.searchsorted(self.steps, self.step) * len(different) + key, return_inverse=True)[1]
-        draw = draws(prompt, self.sample)
+        prompt = np.searchsorted(self.steps, self.step) * (self.prompt.max(initial=0) + 1) + self.prompt
+        prompt = np.unique(prompt, return_inverse=True)[1]
+        known, draw = np.isfinite(self["group"]), np.zeros(len(self), np.int64)
+        draw[known] = draws(prompt[known], self.sample[known])
         return read_only(np.asarray(np.unique(prompt * (draw.max(initial=0) + 1) + draw, return_inverse=True)[1]))
 
     @cached_property
@@ -141,8 +147,9 @@ class Rows:
         return tuple(Evidence(int(self.step[i]), int(self.sample[i])) for i in islice(rollouts, 3))
 
     def highest(self, values: Array) -> tuple[Evidence, ...]:
-        """Return the rollouts with the largest of the values [n] as evidence."""
-        return self.evidence(np.argsort(-np.nan_to_num(values)))
+        """Return the rollouts with the largest of the values [n] as evidence; those with NaN or -inf are left out."""
+        order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
+        return self.evidence(order[values[order] > -np.inf])
 
     def by_step(self, values: Array, statistic: Callable[[Array], Any] = np.mean) -> Series:
         """Return a statistic of the finite values of each step; steps without finite values are left out.

@@ -83,7 +83,7 @@ class Rewards:
     def __init__(self, rows: Rows) -> None:
         self.reward, self.step = rows["reward"], np.searchsorted(rows.steps, rows.step)
         self.known = np.isfinite(self.reward)
-        self.prompt = _prompts(rows)
+        self.prompt = rows.prompt
         recur = np.median(np.bincount(self.prompt)[self.prompt]) >= RECUR
         self.keys = [beside(rows, self.reward), *([self.prompt] if recur else [])]
         self._compared = _without_means(self.reward, self.keys)
@@ -142,7 +142,9 @@ class Part:
         of_prompts = np.bincount(self._prompt, part**2)
         free = max(float(of_prompts.sum() ** 2 / max(np.sum(of_prompts**2), 1e-12)) - 1, 1e-9)
         t = slope / max(error, 1e-12)
-        return Slope(slope, error, float(t * (1 - 1 / (4 * free)) / np.sqrt(1 + t**2 / (2 * free))))
+        # The approximation is for more than one degree of freedom: with next to none, no slope is clear.
+        smaller = max(0.0, 1 - 1 / (4 * free))
+        return Slope(slope, error, float(t * smaller / np.sqrt(1 + t**2 / (2 * free))))
 
     def _of(self, has: Array) -> Array:
         return has[self._inside].astype(float)
@@ -204,13 +206,6 @@ class Worth:
         """
         grew = late.value - before.value > LATER * np.hypot(late.error, before.error)
         return max(0.0, before.value) if grew else late.value
-
-
-def _prompts(rows: Rows) -> Array:
-    """Return [n] the number of each rollout's prompt; each its own if prompts are not known."""
-    key = rows["group"]
-    alone = np.nanmax(key, initial=0.0) + 1 + np.arange(len(rows))
-    return np.unique(np.where(np.isfinite(key), key, alone), return_inverse=True)[1]
 
 
 def _similar(length: Array) -> Array:

@@ -39,10 +39,12 @@ class RolloutBuffer:
         self._folder = folder
         self._format = format
         self._rollouts: list[ImportedRollout] = []
+        self.size = 0
+        """Bytes that the held rollouts take, roughly."""
 
     def read(self, parts: Sequence[File]) -> PartsRead:
         """Read some parts of files completely, replacing the rollouts held before."""
-        self._rollouts = []
+        self._rollouts, self.size = [], 0
         broken = [self._read(part) for part in parts]
         return PartsRead(self.steps, broken, [part.lines for part in parts])
 
@@ -66,9 +68,11 @@ class RolloutBuffer:
         if record.content is None:
             raise Broken(record.problem)
         try:
-            self._rollouts += self._parsed(record.content, Origin(file.path, record.line, file.rank))
+            found = self._parsed(record.content, Origin(file.path, record.line, file.rank))
         except RecursionError:
             raise Broken("lists or objects are nested too deeply to be read") from None
+        self._rollouts += found
+        self.size += sum(map(_size, found))
 
     def _parsed(self, content: bytes | dict[str, Any], place: Origin) -> list[ImportedRollout]:
         if not isinstance(content, bytes):
@@ -95,11 +99,16 @@ class RolloutBuffer:
         """
         numbers = {step: count(number) for step, number in first.items()}
         held = [(rollout, next(numbers[rollout.step])) for rollout in self._rollouts]
-        self._rollouts = []
+        self._rollouts, self.size = [], 0
         # In the order of the record, so that no large table has to be sorted later.
         held.sort(key=lambda one: (one[0].step, -1 if (group := one[0].row.get("group")) is None else group, one[1]))
         rollouts, samples = zip(*held, strict=True)
         return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))
+
+
+def _size(rollout: ImportedRollout) -> int:
+    texts = (value for value in rollout.row.values() if isinstance(value, str))
+    return 1024 + sum(map(len, texts)) + sum(len(values.content) for values in rollout.tokens.values())
 
 
 def _object(content: object) -> dict[str, object]:

@@ -88,7 +88,6 @@ class Import:
         self._batch = RolloutBuffer(folder, format, self.annotations)
         self._waiting: deque[tuple[File, Record, int]] = deque()
         self._newest = 0
-        self._held = 0
         self._samples: Counter[int] = Counter()
         self._lines: Counter[Path] = Counter()
 
@@ -142,15 +141,13 @@ class Import:
             self._batch.add(file, record)
         except Broken as reason:
             self.rejected.add(file.path, record, str(reason))
-        self._held += max(record.size, 1024)
-        if self._held >= AT_ONCE:
+        if self._batch.size >= AT_ONCE:
             self.write()
 
     def write(self) -> None:
         """Commit what was read in the current process to the record."""
         if first := self.numbers(self._batch.steps):
             commit(self._folder, [self._batch.write(first)])
-        self._held = 0
 
 
 def read_once(source: Path, run: Path, format: Format) -> ImportReport:
@@ -168,9 +165,10 @@ def read_once(source: Path, run: Path, format: Format) -> ImportReport:
             if file.is_table:
                 work.read(file, last=True, ended=Event())
         work.write()
-        if work.rejected.count and not work.count:
-            none = f"none of {work.rejected.count} records is a rollout of {format.name}"
-            raise UserError(f"{source}: {none}; the first: {work.rejected.quotes[0]}")
+        if not work.count:
+            none = f"none of {work.rejected.count} records is a rollout of {format.name}; the first: "
+            found = none + work.rejected.quotes[0] if work.rejected.count else "no records were found"
+            raise UserError(f"{source}: {found}")
         return _report(work, format, len(files))
 
 
@@ -251,6 +249,8 @@ def _look(source: Path, format: Format, files: dict[Path, File], work: Import, e
     for file in files_of(source, format, missing_ok=True):
         if file.path.name.endswith(WANDB_TABLE):
             raise UserError(f"{file.path} is rewritten at every step: import it without --follow")
+        if file.path not in files:
+            file.rank = _free_rank(file.rank, {known.rank for known in files.values()})
         known = files.setdefault(file.path, file)
         if known.rewritten():
             raise UserError(
@@ -259,6 +259,11 @@ def _look(source: Path, format: Format, files: dict[Path, File], work: Import, e
             )
         if known.grown() and not ended.is_set():
             work.read(known, last=False, ended=ended)
+
+
+def _free_rank(rank: int | None, taken: set[int | None]) -> int | None:
+    """Return the rank, or the smallest one that no file has: files without numbers are counted anew at each look."""
+    return rank if rank is None or rank not in taken else min({*range(len(taken) + 1)} - taken)
 
 
 def _looks(until_idle: float | None, seen: Callable[[], int], ended: Event) -> Iterator[None]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -140,7 +141,7 @@ class File:
             return
         try:
             rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else _wandb_rows(self.path)
-            for row in rows:
+            for row in islice(rows, self._line, None):  # a table that could not be read to its end is tried again
                 self._line += 1
                 yield Record(self._line, 0, 0, *((None, row) if isinstance(row, str) else (row,)))
         except ValueError:
@@ -228,7 +229,8 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any] | str]:
         names = file.schema_arrow.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two columns are called {min(twice)!r}")
-        for batch in file.iter_batches(batch_size=256):
+        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups))
+        for batch in file.iter_batches(batch_size=max(1, min(256, BUFFER * file.metadata.num_rows // max(size, 1)))):
             try:
                 yield from _python_rows(batch)
             except (ValueError, OverflowError, RecursionError):

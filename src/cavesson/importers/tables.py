@@ -33,7 +33,8 @@ def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> tu
         if column.name in given:
             flat[column.name] = _flat([r.tokens.get(column.name) for r in rollouts], sizes, column)
     if "mask" in flat:
-        mask &= flat["mask"].to_numpy(zero_copy_only=False).astype(bool)
+        lacks = np.array(["mask" not in r.tokens for r in rollouts])  # all of these tokens were trained on
+        mask &= lacks[index] | flat["mask"].to_numpy(zero_copy_only=False).astype(bool)
     statistics = _statistics(index, mask, flat, sizes)
     step = np.array([r.step for r in rollouts], np.int32)
     sample = np.asarray(samples, np.int32)

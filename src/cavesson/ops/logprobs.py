@@ -16,7 +16,7 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return log p(target) and the entropy −Σ p·log p of p = softmax(logits / temperature), in float32 (nats).
 
-    The backward pass recomputes the logits of each chunk, so that only `[N, H]` is kept between the passes.
+    Of the logits, only those of the last chunk are kept for the backward pass, which recomputes the others.
     """
     head = head.float()
     logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def full_kl(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """The operation behind `token_logprobs`, with a backward pass that recomputes the logits.
+    """The operation behind `token_logprobs`.
 
     d log p_y / dz = onehot(y) − p and dH / dz_j = −p_j·(log p_j + H), with z the logits divided by the temperature.
     """
@@ -56,14 +56,16 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, *rest)
         normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
+        last = None
         for rows in chunks(len(hidden)):
-            logits = head_logits(hidden[rows], head, temperature)
-            normaliser[rows] = logits.logsumexp(-1)
-            logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser[rows]
-            logits -= normaliser[rows, None]
-            entropy[rows] = -logits.exp().mul_(logits).sum(-1)
+            del last  # before the next chunk's logits take memory
+            last = head_logits(hidden[rows], head, temperature)
+            peak, log_total, entropy[rows] = _relative_to_peak(last)
+            logprob[rows] = last.gather(1, targets[rows, None]).squeeze(1) - log_total
+            normaliser[rows] = peak + log_total
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.rest, ctx.temperature = rest, temperature
+        ctx.last = None if last is None else last.sub_(log_total[:, None])
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
@@ -73,8 +75,11 @@ class _TokenLogprobs(torch.autograd.Function):
         head = Head(weight, bias, *ctx.rest)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
-        for rows in chunks(len(hidden)):
-            log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
+        last, ctx.last = ctx.last, None  # it is overwritten, and there may be another backward pass
+        for rows in reversed([*chunks(len(hidden))]):
+            log_p, last = last, None
+            if log_p is None:
+                log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
             slope = None
             if head.softcap is not None:
                 slope = cap_slope(log_p + normaliser[rows, None], head.softcap, ctx.temperature)
@@ -91,6 +96,14 @@ class _TokenLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += gradient.sum(0)
         return d_hidden, d_weight, d_bias, None, None, None
+
+
+def _relative_to_peak(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Subtract each row's largest logit, in place; return it, log Σ exp of the rest, and the entropy, `[N]` each."""
+    peak = logits.amax(-1)
+    relative = logits.sub_(peak[:, None]).exp()
+    total = relative.sum(-1)
+    return peak, total.log(), total.log() - torch.linalg.vecdot(relative, logits) / total
 
 
 def _logit_gradient(

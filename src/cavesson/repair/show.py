@@ -40,10 +40,13 @@ def show(console: Console, outcome: Outcome, words: Language) -> None:
 def reason(outcome: Outcome) -> str:
     """Return why the verdict is as it is."""
     after, before = outcome.state(outcome.changed), outcome.state(outcome.unchanged)
-    if before != "found":
-        return "the unchanged fork does not show the finding either; --steps trains both for longer"
-    if after == "not measured":
-        return "the finding cannot be measured in the changed fork; --steps trains both for longer"
+    if "not measured" in (before, after):
+        fork = "changed" if after == "not measured" else "unchanged"
+        return f"the finding cannot be measured in the {fork} fork; --steps trains both for longer"
+    if before == "gone" and after == "found":
+        return "only the changed fork has the finding: the settings may cause it"
+    if before == "gone":
+        return "neither fork has the finding; --steps trains both for longer"
     if after == "found":
         return "the finding is still there"
     if outcome.verdict == "cannot tell":

@@ -16,6 +16,7 @@ from cavesson.record import run_info
 from cavesson.repair.compare import COLUMNS, Compared, compare
 from cavesson.repair.fork import fork, is_done, resume
 from cavesson.repair.plan import Plan, check_run, chosen, new_plan, read_plan
+from cavesson.text.counting import counted
 
 Train = Callable[[Path, int], None]
 """Resumes the run in a folder and trains it up to a step."""
@@ -119,6 +120,10 @@ def _plan(folder: Path, new: Callable[[], Plan], steps: int | None, start: int |
         folder.mkdir(exist_ok=True)
     elif start not in (None, plan.start):
         raise UserError(f"the forks in {folder} begin at step {plan.start}; remove them to begin at step {start}")
+    elif steps is not None and steps < plan.end - plan.start:
+        raise UserError(
+            f"the forks in {folder} have {plan.end - plan.start} steps; remove them to train {counted(steps, 'step')}"
+        )
     elif steps is not None:
         plan = replace(plan, end=plan.start + steps)
     plan.write(file)

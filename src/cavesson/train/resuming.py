@@ -19,6 +19,7 @@ from cavesson.record.run_folder import attempts
 from cavesson.record.storage import reaching, storage
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
+from cavesson.train.checkpoint import Checkpoint
 
 Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
@@ -96,6 +97,15 @@ def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_st
     entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
     config = settings.model_dump(mode="json")
     write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})
+
+
+def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint without the batches of later steps if a fork begins with it.
+
+    The run sampled them with its own settings, while the fork samples with others.
+    """
+    begins = run_info(folder).get("fork", {}).get("step") == checkpoint.step and "updates" not in checkpoint.state
+    return checkpoint._replace(batches={**checkpoint.batches, "ahead": []}) if begins else checkpoint
 
 
 def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:

@@ -47,7 +47,7 @@ from cavesson.train.online import RolloutTrainer
 from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
-from cavesson.train.resuming import changes, notes_on, record_changes, settings_of
+from cavesson.train.resuming import changes, notes_on, own_batches, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
 
@@ -147,7 +147,7 @@ class Training:
         check_same_prompts(self.settings, trainer)
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
-            trainer.restore(checkpoint)
+            trainer.restore(own_batches(folder, checkpoint))
         if trainer.next_step > trainer.steps:
             raise UserError(
                 f"{folder} has already done {counted(trainer.next_step, 'step')}: it cannot end after {trainer.steps}"

@@ -159,7 +159,7 @@ def _stop_elsewhere(rows: Rows, longest: Array, shorter: Array) -> bool:
         "info.eos_token_ids|info.config.sampling.max_new_tokens",
         "tokens.token_id|info.config.sampling.max_new_tokens",
     ],
-    how="responses of the greatest length are cut, if they stop without an end; the others have ended",
+    how="responses of the greatest length count as cut; the others have ended",
 )
 def finish_reasons(data: "RunData") -> Found:
     limit = data.setting("config.sampling.max_new_tokens")

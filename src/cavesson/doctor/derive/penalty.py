@@ -26,7 +26,6 @@ ROUNDED = 2.0**-10
 """Relative error of a recorded advantage, at most."""
 SMALLEST = 1e-4
 """Nats below which the rounding of log-probabilities hides the penalty."""
-FEWEST_STEPS = 3
 ROUNDS = 20
 """Rounds of the robust regression."""
 FEWEST = 8

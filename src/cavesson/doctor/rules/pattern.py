@@ -190,7 +190,6 @@ def _spread(rows: Rows, best: Pattern, late: Array) -> Reading:
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
     words: Words = {"pattern": best.text, "lift": best.lift, "before": Share(best.before), "after": Share(best.after)}
-    shown = np.flatnonzero(has & late)
-    evidence = rows.evidence(shown[np.argsort(-np.nan_to_num(rows["reward"][shown]))])
+    evidence = rows.highest(np.where(has & late, rows["reward"], -np.inf))
     curve = Curve(share, high=max(FREQUENT, GROWTH * best.before), name=Phrase("share of responses with the pattern"))
     return Reading(Share(best.explains), True, first, evidence, words, curve)

@@ -7,7 +7,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import recorded_white
-from cavesson.doctor.derive.penalty import FEWEST_STEPS, MATCHED, clear, of_advantages
+from cavesson.doctor.derive.penalty import MATCHED, clear, of_advantages
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import mean_of
 from cavesson.doctor.readings import exceeds
