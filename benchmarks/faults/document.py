@@ -106,9 +106,10 @@ of the healthy kinds that look faulty: resumed runs, no penalty, growing lengths
 language, high learning rates that work. In the *late* runs, of 48 steps, one of {len(LATE)} faults begins between the
 steps 20 and 28. Thresholds and rules were chosen on seeds {CALIBRATION_SEEDS[0]} to
 {CALIBRATION_SEEDS[-1]} (*calibration*); the other seeds are *held out*. The *other size* and the *third size* were used
-while rules were fixed; *SmolLM2* was evaluated before anybody looked at its runs, and once more after one limit had been
+while rules were fixed; *SmolLM2* was evaluated before anybody looked at its runs, and again after one limit had been
 changed for them. "Named" means reported as a cause, not folded under another finding. The accepted causes of each fault
-are listed in [benchmarks/faults/planted](../benchmarks/faults/planted). Precision covers all findings in faulty and healthy runs, so that a consequence that was not folded counts as wrong."""
+are listed in [benchmarks/faults/planted](../benchmarks/faults/planted). Precision covers all findings in faulty and
+healthy runs, so that a consequence that was not folded counts as wrong."""
 
 
 def timing(held_out: list[Result]) -> str:
@@ -153,9 +154,9 @@ def imports(found: Figures) -> str:
     return f"""Held-out runs (one per fault, every healthy one, seed {CALIBRATION_SEEDS.stop}), written in the formats
 of other trainers and imported with `cavesson import`: RL Logging Board's lines with log-probabilities, reference,
 values and token rewards; verl's `rollout_data_dir`; the Parquet files of TRL's `log_completions`, which its GRPO writes
-(RLOO logs the same table to a tracker, and there are no PPO runs among them). The files contain neither settings nor metrics, and those of verl
-and TRL no tokens. *Can be seen* counts the faults for which a rule could still be applied. OpenRLHF logs only one
-response per step, which is too little.
+(RLOO logs the same table to a tracker, and there are no PPO runs among them). The files contain neither settings nor
+metrics, and those of verl and TRL no tokens. *Can be seen* counts the faults for which a rule could still be applied.
+OpenRLHF logs only one response per step, which is too little.
 
 {overview(found.imports, own)}
 

@@ -27,7 +27,7 @@ def test_ops_import_nothing_but_torch_and_each_other(file):
     standard = {"math", "collections", "contextlib", "dataclasses", "statistics", "threading", "typing"}
     # What it has timed is kept in files.
     kept = {"functools", "os", "pathlib", "platform", "re", "tempfile", "time"} if file.name == "products.py" else set()
-    allowed = {"torch", "jaxtyping"} | standard | kept
+    allowed = {"torch", "jaxtyping", "scipy"} | standard | kept
     for name in imported(file):
         assert name.split(".")[0] in allowed or name.startswith("cavesson.ops."), name
 

@@ -59,7 +59,9 @@ def test_the_interval_is_that_of_paired_prompts_relative_to_the_first_step(tmp_p
     errors = [stats.ttest_rel(*two).confidence_interval(0.95) for two in (late, early)]
     ends = zip(errors, (39, 19), strict=True)
     variance = sum(((one.high - one.low) / 2 / stats.t.ppf(0.975, degrees)) ** 2 for one, degrees in ends)
-    half = stats.norm.ppf(0.975) * variance**0.5
+    squares = [((one.high - one.low) / 2 / stats.t.ppf(0.975, n)) ** 2 for one, n in zip(errors, (39, 19), strict=True)]
+    free = sum(squares) ** 2 / (squares[0] ** 2 / 39 + squares[1] ** 2 / 19)  # Welch and Satterthwaite
+    half = stats.t.ppf(0.975, free) * variance**0.5
     assert found.difference.low == pytest.approx(found.difference.mean - half)
     assert found.difference.high == pytest.approx(found.difference.mean + half)
     assert (found.prompts, found.held_out, found.since) == (40, False, 2)

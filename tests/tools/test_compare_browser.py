@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from scipy.stats import t
 
 from cavesson.config import load
 from cavesson.tools.compare import Comparison, compare, write
@@ -58,7 +59,7 @@ def lower(text: str) -> float:
 
 
 def mean_and_interval(values: list[float]) -> str:
-    half = 1.959964 * stdev(values) / len(values) ** 0.5
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
     return f"{fmean(values):.3f} ({fmean(values) - half:.3f} to {fmean(values) + half:.3f})"
 
 

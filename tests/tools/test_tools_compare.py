@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 
 import pytest
 from rich.console import Console
+from scipy.stats import t
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -66,7 +67,7 @@ def test_each_model_says_what_it_says_alone_and_is_measured_against_the_first(mo
     means = [fmean(gains[n : n + 2]) for n in range(0, 10, 2)]
     difference = found.columns[1].difference
     assert difference.mean == pytest.approx(fmean(gains))
-    assert difference.high - difference.mean == pytest.approx(1.959964 * stdev(means) / 5**0.5)
+    assert difference.high - difference.mean == pytest.approx(t.ppf(0.975, 4) * stdev(means) / 5**0.5)
     wins = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
     assert found.columns[1].win_rate.mean == pytest.approx(fmean(wins))
     assert found.columns[1].rewards["lowercase"].mean == pytest.approx(fmean(map(lower, two)))

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 
 from cavesson.config import load
 from cavesson.errors import UserError
@@ -61,7 +61,7 @@ def test_the_responses_are_those_of_generate_and_prompts_are_independent(models,
     means = [fmean(scores[start : start + 3]) for start in range(0, 24, 3)]
     interval = found.rewards["lowercase"]
     assert interval.mean == pytest.approx(fmean(scores))
-    assert interval.mean - interval.low == pytest.approx(1.959964 * stdev(means) / 8**0.5)
+    assert interval.mean - interval.low == pytest.approx(t.ppf(0.975, 7) * stdev(means) / 8**0.5)
 
 
 def test_text_and_rewards_together(models, questions, tmp_path):

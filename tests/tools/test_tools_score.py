@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from cavesson.config import load
@@ -63,7 +63,7 @@ def test_every_row_gets_its_own_score_and_keeps_its_columns(tmp_path, models):
     interval = summary.rewards["judge"]
     assert (summary.prompts, summary.responses) == (3, 4)
     assert interval.mean == pytest.approx(fmean(expected), abs=1e-5)
-    assert interval.high - interval.mean == pytest.approx(1.959964 * stdev(means) / 3**0.5, abs=1e-5)
+    assert interval.high - interval.mean == pytest.approx(t.ppf(0.975, 2) * stdev(means) / 3**0.5, abs=1e-5)
 
 
 def test_lmflow_s_candidates_become_lmflow_s_scored_candidates(tmp_path, models):
@@ -98,7 +98,7 @@ def test_other_columns_reach_the_reward_and_shares_get_wilson_s_interval(tmp_pat
 def test_responses_to_one_prompt_are_no_independent_trials():
     # Two prompts that were answered twice: their means are 1 and 1/2.
     interval = estimate([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1])
-    half = 1.959964 * stdev([1.0, 0.5]) / 2**0.5
+    half = t.ppf(0.975, 1) * stdev([1.0, 0.5]) / 2**0.5
     assert (interval.mean, interval.low, interval.high) == pytest.approx((0.75, 0.75 - half, 0.75 + half))
 
 

@@ -42,9 +42,17 @@ def test_half_successes_have_the_bounds_that_wilson_asks_for(trials, data):
 
 
 def test_groups_count_as_one():
-    # Means 2 and 6 of the groups: 4 ± z · √8 / √2
-    assert bounds(mean_interval([1, 3, 5, 7], [8, 8, 3, 3])) == pytest.approx([4, 4 - 2 * Z, 4 + 2 * Z])
-    assert bounds(mean_interval([1, 5, 3, 7], [8, 3, 8, 3])) == pytest.approx([4, 4 - 2 * Z, 4 + 2 * Z])
+    # Means 2 and 6 of the groups: 4 ± t · √8 / √2, where t is the quantile of the Cauchy distribution.
+    t = math.tan(math.pi * 0.475)
+    assert bounds(mean_interval([1, 3, 5, 7], [8, 8, 3, 3])) == pytest.approx([4, 4 - 2 * t, 4 + 2 * t])
+    assert bounds(mean_interval([1, 5, 3, 7], [8, 3, 8, 3])) == pytest.approx([4, 4 - 2 * t, 4 + 2 * t])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=30).filter(lambda values: len(set(values)) > 1))
+def test_the_interval_of_a_mean_as_in_scipy(values):
+    expected = stats.t.interval(0.95, len(values) - 1, sum(values) / len(values), stats.sem(values))
+    assert bounds(mean_interval(values, range(len(values))))[1:] == pytest.approx(expected, abs=1e-12)
 
 
 def test_one_group_says_nothing_about_others():

@@ -83,7 +83,8 @@ class Rewards:
     def __init__(self, rows: Rows) -> None:
         self.reward, self.step = rows["reward"], np.searchsorted(rows.steps, rows.step)
         self.known = np.isfinite(self.reward)
-        self.prompt = rows.prompt
+        # Prompts are independent, and responses to one prompt are not, unless the run has no other prompt.
+        self.prompt = rows.prompt if np.any(rows.prompt) else np.arange(len(rows))
         recur = np.median(np.bincount(self.prompt)[self.prompt]) >= RECUR
         self.keys = [beside(rows, self.reward), *([self.prompt] if recur else [])]
         self._compared = _without_means(self.reward, self.keys)

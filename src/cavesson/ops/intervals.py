@@ -16,7 +16,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Interval:
-    """Return the mean of `values` with a normal interval computed from the means of their groups.
+    """Return the mean of `values` with Student's interval, computed from the means of their groups.
 
     Responses to the same prompt are correlated, so the prompts, not the responses, count as independent samples.
     """
@@ -24,8 +24,20 @@ def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inter
     for value, group in zip(values, groups, strict=True):
         members.setdefault(group, []).append(value)
     means = [fmean(group) for group in members.values()]
-    half = NormalDist().inv_cdf(0.975) * stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+    half = half_width(stdev(means) / len(means) ** 0.5, len(means) - 1) if len(means) > 1 else float("nan")
     return Interval(fmean(values), fmean(values) - half, fmean(values) + half)
+
+
+def half_width(error: float, free: float | int) -> float:
+    """Return half of a 95 % interval of an estimate.
+
+    Args:
+        error: standard error of the estimate.
+        free: degrees of freedom of the error.
+    """
+    from scipy import special  # slow to import
+
+    return error * float(special.stdtrit(free, 0.975))
 
 
 def share_interval(successes: float | int, trials: int) -> Interval:

@@ -16,11 +16,11 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return log p(target) and the entropy −Σ p·log p of p = softmax(logits / temperature), in float32 (nats).
 
-    Of the logits, only those of the last chunk are kept for the backward pass, which recomputes the others.
+    Of the logits, only those of the first chunk are kept for the backward pass, which recomputes the others.
     """
     head = head.float()
     logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden.float(), head.weight, head.bias, head[2:], targets, temperature
+        hidden.float(), head.weight, head.bias, head[2:], targets, temperature, torch.is_grad_enabled()
     )
     return logprob, entropy
 
@@ -53,19 +53,20 @@ class _TokenLogprobs(torch.autograd.Function):
         rest: tuple[Any, ...],
         targets: Tensor,
         temperature: float,
+        has_graph: bool,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, *rest)
         normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
-        last = None
+        ctx.first = None
         for rows in chunks(len(hidden)):
-            del last  # before the next chunk's logits take memory
-            last = head_logits(hidden[rows], head, temperature)
-            peak, log_total, entropy[rows] = _relative_to_peak(last)
-            logprob[rows] = last.gather(1, targets[rows, None]).squeeze(1) - log_total
+            logits = head_logits(hidden[rows], head, temperature)
+            peak, log_total, entropy[rows] = _relative_to_peak(logits)
+            logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - log_total
             normaliser[rows] = peak + log_total
+            if has_graph and rows.start == 0:
+                ctx.first = logits.sub_(log_total[:, None])
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.rest, ctx.temperature = rest, temperature
-        ctx.last = None if last is None else last.sub_(log_total[:, None])
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
@@ -75,9 +76,8 @@ class _TokenLogprobs(torch.autograd.Function):
         head = Head(weight, bias, *ctx.rest)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
-        last, ctx.last = ctx.last, None  # it is overwritten, and there may be another backward pass
-        for rows in reversed([*chunks(len(hidden))]):
-            log_p, last = last, None
+        log_p, ctx.first = ctx.first, None  # it is overwritten, and there may be another backward pass
+        for rows in chunks(len(hidden)):
             if log_p is None:
                 log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
             slope = None
@@ -95,7 +95,8 @@ class _TokenLogprobs(torch.autograd.Function):
                     d_weight += weight_gradient(gradient, hidden[rows])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
-        return d_hidden, d_weight, d_bias, None, None, None
+            log_p = None
+        return d_hidden, d_weight, d_bias, None, None, None, None
 
 
 def _relative_to_peak(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,14 +1,13 @@
 """The difference of the rewards of two forks, with an interval."""
 
-import math
 from collections.abc import Mapping
-from statistics import fmean
+from statistics import fmean, variance
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.ops.intervals import Interval, mean_interval
+from cavesson.ops.intervals import Interval, half_width
 
 COLUMNS = ("step", "split", "prompt", "reward")
 MIN_PROMPTS = 2
@@ -39,7 +38,7 @@ def compare(changed: pa.Table, unchanged: pa.Table, start: int, end: int) -> Com
     Rewards are averaged by prompt, and prompts that both forks have answered are paired. Prompts are the independent
     samples: responses to one prompt, and those of neighbouring steps, are not independent. What the change makes of
     the rewards at the first step, where nothing has been learned, is subtracted. The interval is that of these two
-    forks; those with another seed would differ.
+    forks; those with another seed would differ. Its degrees of freedom are those of Welch (1947), (29).
 
     Args:
         changed: rollouts of the fork with the change, with the columns of `COLUMNS`.
@@ -57,8 +56,7 @@ def compare(changed: pa.Table, unchanged: pa.Table, start: int, end: int) -> Com
         late = [_by_prompt(rows, split, half, end) for rows in both]
         found = _paired(*late)
         if found is not None and first is not None:
-            size = math.hypot(found.high - found.mean, first.high - first.mean)
-            gain = found.mean - first.mean
+            gain, size = found.mean - first.mean, _half_width(found, first)
             common = late[0].keys() & late[1].keys()
             ours, theirs = (fmean(rewards[prompt] for prompt in sorted(common)) for rewards in late)
             difference = Interval(gain, gain - size, gain + size)
@@ -76,7 +74,23 @@ def _by_prompt(rows: pa.Table, split: str, first: int, last: int) -> Rewards:
     return dict(zip(means["prompt"].to_pylist(), means["reward_mean"].to_pylist(), strict=True))
 
 
-def _paired(ours: Rewards, theirs: Rewards) -> Interval | None:
-    common = sorted(ours.keys() & theirs.keys())
-    differences = [ours[prompt] - theirs[prompt] for prompt in common]
-    return mean_interval(differences, range(len(common))) if len(common) >= MIN_PROMPTS else None
+class _Paired(NamedTuple):
+    mean: float
+    variance: float
+    """of the mean"""
+    free: int
+    """degrees of freedom"""
+
+
+def _paired(ours: Rewards, theirs: Rewards) -> _Paired | None:
+    """Return the mean difference of the prompts that both have answered."""
+    differences = [ours[prompt] - theirs[prompt] for prompt in sorted(ours.keys() & theirs.keys())]
+    count = len(differences)
+    return None if count < MIN_PROMPTS else _Paired(fmean(differences), variance(differences) / count, count - 1)
+
+
+def _half_width(one: _Paired, other: _Paired) -> float:
+    both = one.variance + other.variance
+    if both == 0:
+        return 0.0
+    return half_width(both**0.5, both**2 / (one.variance**2 / one.free + other.variance**2 / other.free))

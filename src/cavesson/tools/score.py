@@ -128,7 +128,7 @@ def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
     """Estimate the mean and its 95 % interval, treating prompts as independent.
 
     With one response per prompt, values that are all 0 or 1 form a proportion and get Wilson's interval, which stays
-    within 0 and 1. Everything else gets a normal interval over the means of the prompts.
+    within 0 and 1. Everything else gets Student's interval over the means of the prompts.
     """
     if set(values) <= {0.0, 1.0} and len(set(groups)) == len(groups):
         return share_interval(float(sum(values)), len(values))

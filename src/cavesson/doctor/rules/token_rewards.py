@@ -20,6 +20,8 @@ PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.
 """What shows the penalty of each token."""
 CLEAR = 3.0
 """Standard errors by which the coefficient of the penalty must be off."""
+FEWEST_STEPS = 3
+"""Steps whose advantages show the coefficient of the penalty."""
 
 
 @rule(
