@@ -42,6 +42,16 @@ def test_the_highest_values_leave_out_what_is_not_known() -> None:
     assert rows.highest(np.full(5, -np.inf)) == ()
 
 
+@pytest.mark.parametrize("worth", [0.5, -0.5])
+def test_a_pattern_in_responses_to_one_of_several_prompts_explains_nothing(worth: float) -> None:
+    random, prompt = np.random.default_rng(0), np.arange(800) % 2
+    has = (random.random(800) < 0.4) & (prompt == 0)
+    step = np.repeat(np.arange(20), 40)
+    reward = worth * has + random.normal(0, 0.5, 800)
+    rows = made(prompt.tolist(), step=step, sample=np.tile(np.arange(40), 20), reward=reward)
+    assert Worth(Rewards(rows), np.full(800, 10), step >= 16).explained(has, 3.0) == 0
+
+
 @pytest.mark.parametrize(("worth", "prompts"), [(0.5, 1), (-0.5, 1), (0.5, 40), (-0.5, 40)])
 def test_only_a_pattern_with_a_higher_reward_explains_it(worth: float, prompts: int) -> None:
     random, count = np.random.default_rng(0), 800

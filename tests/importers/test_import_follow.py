@@ -231,7 +231,11 @@ def test_a_table_that_breaks_off_in_the_middle_is_read_once(tmp_path):
     start = pq.ParquetFile(path).metadata.row_group(1).column(2).data_page_offset
     content[start : start + 200] = b"\xff" * 200
     path.write_bytes(content)
-    report = follow_run(source, tmp_path / "run", until_idle=2)
+
+    def progress(rollouts: int, rejected: int) -> None:
+        assert rollouts < size  # else it would be read for ever
+
+    report = follow_run(source, tmp_path / "run", until_idle=2, progress=progress)
     found = open_run(tmp_path / "run").rows(["response"])["response"].to_pylist()
     assert report.rollouts == len(found) == len(set(found)) > 100 and report.rejected == 1
     assert "completions_1.parquet: the file cannot be read" in report.quotes[0]

@@ -17,6 +17,7 @@ from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.repair import Outcome
 from cavesson.repair.compare import COLUMNS, Compared, compare
 from cavesson.repair.plan import Plan
+from cavesson.repair.show import reason
 
 PLAN = Plan("filtered-sampling", {}, 0, 8, True, "")
 Given = dict[tuple[int, str], list[float]]
@@ -81,18 +82,19 @@ def test_held_out_prompts_decide_and_others_do_not_count(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("unchanged", "changed", "high", "verdict"),
+    ("unchanged", "changed", "high", "verdict", "why"),
     [
-        ("found", "gone", 0.5, "recovered"),
-        ("found", "gone", -0.5, "cannot tell"),
-        ("found", "gone", None, "recovered"),
-        ("found", "found", 0.5, "not recovered"),
-        ("gone", "gone", 0.5, "cannot tell"),
-        ("gone", "found", 0.5, "cannot tell"),
-        ("found", "not measured", 0.5, "cannot tell"),
+        ("found", "gone", 0.5, "recovered", "the finding is gone"),
+        ("found", "gone", -0.5, "cannot tell", "the reward gains less"),
+        ("found", "gone", None, "recovered", "the finding is gone"),
+        ("found", "found", 0.5, "not recovered", "still there"),
+        ("gone", "gone", 0.5, "cannot tell", "neither fork has the finding"),
+        ("gone", "found", 0.5, "cannot tell", "only the changed fork has the finding"),
+        ("found", "not measured", 0.5, "cannot tell", "cannot be measured in the changed fork"),
+        ("not measured", "gone", 0.5, "cannot tell", "cannot be measured in the unchanged fork"),
     ],
 )
-def test_the_verdict(unchanged: str, changed: str, high: float | None, verdict: str) -> None:
+def test_the_verdict(unchanged: str, changed: str, high: float | None, verdict: str, why: str) -> None:
     rule = next(rule for rule in RULES if rule.name == "filtered-sampling")
     diagnoses = {
         "found": Diagnosis((Finding(rule, Reading(1.0, True)),), (), ()),
@@ -102,3 +104,4 @@ def test_the_verdict(unchanged: str, changed: str, high: float | None, verdict: 
     reward = None if high is None else Compared(Interval(high - 1, high - 2, high), 0.0, 0.0, 0.0, 9, False, 0)
     outcome = Outcome(PLAN, Path(), diagnoses[changed], diagnoses[unchanged], reward)
     assert outcome.verdict == verdict
+    assert why in reason(outcome)

@@ -120,6 +120,19 @@ def test_a_single_pass_scores_and_learns_from_one_forward_pass(
     assert len(seen) == forward_passes
 
 
+@pytest.mark.parametrize(("k", "graphs"), [(1, [True, True]), (3, [False, True, False, True])])
+def test_scoring_has_no_graph_where_only_some_responses_are_learned_from(
+    tmp_path: Path, k: int, graphs: list[bool]
+) -> None:
+    changes = {**COMMON, **SINGLE, "steps": 2, "raft.k": k}
+    inputs = {"model": sharp(torch.float32), "tokenizer": tiny_tokenizer(), "prompts": PROMPTS}
+    training = tiny_run("raft", tmp_path / "run", inputs, **changes)
+    seen: list[bool] = []
+    training.trainer.policy.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    training.run(quiet)
+    assert seen == graphs
+
+
 GROUPS: dict[str, Any] = {**COMMON, "samples_per_prompt": 3, "steps": 2, MICRO: 2, EPOCHS: 1, MINI: 1}
 
 

@@ -75,6 +75,11 @@ class RolloutAlgorithm(Algorithm):
         """Whether `credit` reads what the models say of the responses. If not, a step can learn while it scores."""
         return True
 
+    @property
+    def selects(self) -> bool:
+        """Whether `credit` chooses which responses to learn from, so that scoring all of them needs no graph."""
+        return False
+
     def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
         """Return which responses to learn from, given all rewards and groups: `[B]`, `[B]` -> `[B]` bool."""
         return torch.ones_like(rewards, dtype=torch.bool)

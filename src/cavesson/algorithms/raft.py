@@ -34,6 +34,10 @@ class RAFT(RolloutAlgorithm):
     """the sampling temperature changes linearly from sampling.temperature in the first step to this in the last; none =
     it is constant"""
 
+    @property
+    def selects(self) -> bool:
+        return self.k > 1
+
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows to train on.
 

@@ -148,7 +148,7 @@ class Rows:
 
     def highest(self, values: Array) -> tuple[Evidence, ...]:
         """Return the rollouts with the largest of the values [n] as evidence; those with NaN or -inf are left out."""
-        order = np.argsort(-np.where(np.isnan(values), -np.inf, values))
+        order = np.argsort(-np.nan_to_num(values))
         return self.evidence(order[values[order] > -np.inf])
 
     def by_step(self, values: Array, statistic: Callable[[Array], Any] = np.mean) -> Series:

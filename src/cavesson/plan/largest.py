@@ -75,8 +75,14 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         prompt=_longest_prompt(settings, prompts),
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
-        single_pass=update.total == 1 and (rows == share or not settings.algorithm.credits_scores),
+        single_pass=_learns_from_scoring(settings, rows == share),
     )
+
+
+def _learns_from_scoring(settings: RolloutRun, at_once: bool) -> bool:
+    """Return whether a step's single update uses the forward pass that scores the responses, perhaps all at once."""
+    algorithm = settings.algorithm
+    return settings.update.total == 1 and not algorithm.selects and (at_once or not algorithm.credits_scores)
 
 
 def _prompts_in(batch: int, rows: int, samples: int) -> int:

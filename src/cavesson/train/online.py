@@ -95,8 +95,6 @@ class RolloutTrainer(Trainer):
                 metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
                 metrics |= self.algorithm.metrics(rollouts.batch, processes)
                 metrics |= staleness_metrics(rollouts, step, processes)
-            # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
-            first = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else first
             self.batches.used(len(parts))
             self.unfinished = Unfinished(rollouts, metrics | evaluation, held_out)
         now = self.unfinished
@@ -159,7 +157,7 @@ class RolloutTrainer(Trainer):
         score = partial(
             score_rollouts, self.policy, rollouts.batch, self.kl_estimator, list(chain.from_iterable(parts))
         )
-        if self.updates.epochs == len(passes) == 1:
+        if self.updates.epochs == len(passes) == 1 and not self.algorithm.selects:
             if not self.algorithm.credits_scores and not self.updates.in_backward:
                 gradient = Gradient(self.learner, rollouts.batch, passes[0])
                 return score(learned=len(parts[0]) if gradient.weight else 0, use=gradient.add), gradient
