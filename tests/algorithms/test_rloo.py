@@ -73,6 +73,30 @@ def test_the_first_pass_is_reinforce(ratio):
     assert result.maxima["policy/ratio_error_max"][batch["mask"] > 0].eq(0).all()
 
 
+@pytest.mark.parametrize("ratio", ["sequence", "token"])
+def test_importance_weights_the_gradient_of_each_token(ratio):
+    # ∇ of −1/B · Σ_i Â_i · Σ_t w_t · log π(y_t), times ρ after the first pass, as long as nothing is clipped.
+    batch = RLOO().credit(uneven(), 0.0, ALONE)
+    chance = torch.Generator().manual_seed(0)
+    batch = batch.with_columns(
+        sampler_logprob=batch["logprob"] + 0.7 * torch.randn(batch["mask"].shape, generator=chance)
+    )
+    weight = (batch["logprob"] - batch["sampler_logprob"]).exp().clamp(max=1.5)
+    algorithm = RLOO(ratio=ratio, importance=1.5, clip_low=0.9, clip_high=9.0)
+    for by in (0.0, 0.01):
+        logprob = batch["logprob"] + by
+        rho = math.exp(by) if ratio == "token" else (by * batch["mask"].sum(1, keepdim=True)).exp()
+        _, gradient = accumulated(algorithm, batch, logprob, 8)
+        torch.testing.assert_close(gradient, -batch["advantage"] * weight * rho / 8)
+
+
+def test_the_ratio_of_a_long_response_stays_finite():
+    batch = RLOO().credit(uneven(), 0.0, ALONE)
+    result = RLOO().loss(scores(batch["logprob"] + 200.0), batch)
+    assert result.loss[batch["mask"] > 0].isfinite().all()
+    assert result.maxima["policy/ratio_max"][batch["mask"] > 0].min() > 1e30  # the guard of the update sees it
+
+
 def test_loss_and_gradient_are_those_of_trl():
     algorithm = RLOO(clip_high=0.28)
     batch = algorithm.credit(full(uneven()), 0.0, ALONE)

@@ -53,6 +53,34 @@ def test_data_that_is_not_there_leaves_the_rest_to_be_looked_at(tmp_path: Path) 
     assert "learning-rate" in {one["rule"] for one in report["healthy"]}  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"), [(("--data.path", "none.txt"), "data"), (("--model.device", "cuda"), "device")]
+)
+def test_what_a_part_needs_of_a_failed_one_is_left_out(tmp_path: Path, flags: tuple[str, str], part: str) -> None:
+    code, (report,) = checked(str(RECIPES / "tiny-ppo.toml"), "--run", str(tmp_path / "run"), *flags)
+    assert code == 1
+    assert [one["rule"] for one in report["findings"]] == [part]  # type: ignore[attr-defined]
+    assert "learning-rate" in {one["rule"] for one in report["healthy"]}  # type: ignore[attr-defined]
+
+
+def test_rows_that_are_held_out_keep_the_columns_of_the_reward(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [{"prompt": f"{n} + 1?", "ground_truth": str(n + 1)} for n in range(8)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    examples, columns = read_examples(AnyDataSettings(path=str(path), validation=0.25), tokenizer, 4)
+    assert [one.good for one in examples] == columns["ground_truth"] == ["7", "8"]
+
+
+def test_what_has_no_effect_on_a_reward_alone_is_refused() -> None:
+    given = ["--reward", "lowercase", "--pairs", "pairs.jsonl"]
+    for more in ([str(RECIPES / "tiny-ppo.toml")], ["--memory", "3"], ["--short-run"]):
+        done = CliRunner().invoke(app, ["check", *given, *more])
+        assert isinstance(done.exception, UserError) and done.output == ""
+        assert str(done.exception) == f"{more[0]} has no effect with --reward, which examines a reward alone"
+
+
 def test_a_reward_alone(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}?", "chosen": "all lower case", "rejected": "ALL CAPITALS"} for n in range(8)]
     pairs = tmp_path / "pairs.jsonl"

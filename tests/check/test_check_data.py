@@ -66,6 +66,8 @@ def test_disk_need_is_arithmetic(tmp_path: Path) -> None:
     # Three checkpoints, the third before the first is removed; 40 rollouts of 10 numbers for each of 100 tokens.
     assert need == {"checkpoints": 1500, "model": 1000, "record": 40 * (2000 + int(100 * 10 * 2.4))}
     assert "record" not in disk_need(run_of("sft", tmp_path), 1000, 500)
+    single = run_of("ppo", tmp_path, checkpoint__every=0)
+    assert disk_need(single, 1000, 500)["checkpoints"] == 500
 
 
 def test_a_disk_without_room(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

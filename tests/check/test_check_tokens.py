@@ -1,5 +1,6 @@
 """Tokenizer, model and limits that do not fit together."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def test_padding_that_is_the_unknown_token(tmp_path: Path) -> None:
     tokenizer.add_special_tokens({"unk_token": "<|pad|>"})
     run = run_of("ppo", tmp_path)
     assert found(check_tokens(run, tokenizer, config(), 100)) == {"padding": "warning"}
+
+
+def test_conversations_are_read_as_chat(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "Hello"}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = run_of("ppo", tmp_path, data__path=str(tmp_path / "rows.jsonl"))
+    assert found(check_tokens(run, chat_tokenizer(), config(), 100)) == {"end-token": "error"}
+
+
+def test_positions_that_rope_adds_count(tmp_path: Path) -> None:
+    run = run_of("sft", tmp_path)
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    for changes, most in (({"rope_parameters": rope}, 8192), ({"max_position_embeddings": -1}, 10**6)):
+        assert found(check_tokens(run, tiny_tokenizer(), config(**changes), most)) == {}
+    assert found(check_tokens(run, tiny_tokenizer(), config(rope_parameters=rope), 8193)) == {"positions": "error"}
 
 
 def test_more_tokens_than_positions(tmp_path: Path) -> None:

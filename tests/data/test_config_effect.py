@@ -95,7 +95,7 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("sft", {"data": {"mix": [{"path": "a"}], "columns": {"text": "b"}}}, "data: columns has no effect with mix"),
     ("sft", {"data": {"validation": 0.1, "validation_path": "a"}}, "data: give validation, or validation_path"),
     ("ppo", {"evaluation": {"every": 5}}, "evaluation.every has no effect without held-out rows"),
-    ("generate", {"data": {"path": "a", "validation_split": "b"}}, "data.validation_split has no effect on prompts"),
+    ("generate", {"data": {"path": "a", "validation_split": "b"}}, "data.validation_split holds rows out of training"),
     # tools
     ("compare", {"prompts": "a", "data": {"path": "b"}}, "give the prompts once"),
     ("evaluate", {"text": {"path": "a"}, "rewards": "exact_match"}, "rewards has no effect without --data.path"),

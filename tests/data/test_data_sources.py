@@ -219,6 +219,8 @@ def test_a_saved_data_set(tmp_path):
     assert rows(tmp_path / "both", split="test") == ROWS[:1]
     with pytest.raises(UserError, match="no split 'dev'; it has train, test"):
         rows(tmp_path / "both", split="dev")
+    with pytest.raises(UserError, match="one has no splits, so there is no 'test'"):
+        rows(tmp_path / "one", split="test")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,7 +9,7 @@ from sick import resample
 
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.rules.diversity import entropy_explosion
+from cavesson.doctor.rules.diversity import entropy_collapse, entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.mismatch import sampler_mismatch, sampler_stale
@@ -81,6 +81,19 @@ def test_an_entropy_that_returns_to_where_it_was_has_not_exploded(start, sick, t
     data = made.data(tmp_path)
     found = [one for part in (data, *windows(data)) if (one := entropy_explosion.statistic(part))]
     assert any(one.sick for one in found) == sick
+
+
+@pytest.mark.parametrize("known", ["all but one", "one step"])
+def test_an_entropy_that_falls_while_the_reward_is_learned_has_not_collapsed(known, tmp_path):
+    """The reward rises in the first half; one rollout has none, or those of all steps but one."""
+    made = healthy()
+    made.tokens["entropy"] *= np.geomspace(1, 0.03, 24)[:, None, None]
+    noise = made.rows["reward"] - made.rows["reward"].mean(1, keepdims=True)
+    made.rows["reward"] = noise + np.minimum(np.arange(24), 12)[:, None]
+    if known == "one step":
+        made.rows["reward"][1:] = np.nan
+    made.rows["reward"][0, 0] = np.nan
+    assert reading(entropy_collapse, made, tmp_path).sick == (known == "one step")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])

@@ -107,6 +107,23 @@ def test_a_pipeline_with_absolute_positions(folders, tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["classifier", "pipeline"])
+def test_texts_that_are_cut_are_said_once(folders, kind, caplog):
+    path = str(folders / "bert")
+    reward = ClassifierReward(path, label="POS") if kind == "classifier" else PipelineReward(path, label="POS")
+    reader = reward if kind == "classifier" else reward.pipe
+    around = len(reader.tokenizer("")["input_ids"])
+    fits, limit = "abc", 3 + around
+    reader.tokenizer.model_max_length = limit
+    if kind == "classifier":
+        reward.longest = limit - around
+    first = reward([""], [fits])
+    assert not caplog.records
+    assert [reward(["", ""], [fits, fits + "defg"]) for _ in range(2)] == [pytest.approx(first * 2, abs=1e-5)] * 2
+    (said,) = caplog.messages
+    assert path in said and "what is behind them has no effect" in said
+
+
+@pytest.mark.parametrize("kind", ["classifier", "pipeline"])
 def test_products_of_a_reward_are_not_computed_while_another_thread_uses_tf32(folders, kind):
     path, seen, scored = str(folders / "bert"), [], []
     reward = PipelineReward(path, label="POS") if kind == "pipeline" else ClassifierReward(path, label="POS")

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from pydantic import ValidationError
 from scipy.stats import binomtest, t
 
 from cavesson.config import load
@@ -22,6 +23,20 @@ def questions(tmp_path: Path) -> Path:
     rows = [{"question": f"What is {n}+{n}? ", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"} for n in range(8)]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return file
+
+
+@pytest.mark.parametrize("part", ["validation", "validation_path", "validation_split"])
+@pytest.mark.parametrize("name", ["data", "text"])
+def test_nothing_is_held_out_where_nothing_is_trained(name: str, part: str) -> None:
+    given = {"path": "rows.jsonl", part: 0.5 if part == "validation" else "test"}
+    with pytest.raises(ValueError, match=f"{name}.{part} holds rows out of training"):
+        EvaluateSettings.model_validate({name: given})
+
+
+@pytest.mark.parametrize("rewards", [None, 5])
+def test_rewards_of_another_type_are_refused(rewards: object) -> None:
+    with pytest.raises(ValidationError):
+        EvaluateSettings.model_validate({"data": {"path": "rows.jsonl"}, "rewards": rewards})
 
 
 def evaluated(models: Path, *flags: object) -> Evaluation:

@@ -1,6 +1,7 @@
 """What `cavesson generate` writes."""
 
 import json
+from datetime import date
 
 import pyarrow.parquet as pq
 import pytest
@@ -32,6 +33,15 @@ def test_other_columns_stay_beside_every_response(tmp_path, suffix):
     assert found == list(generated(tmp_path, ROWS, "--samples", "2"))
     assert [{name: row[name] for name in ROWS[0]} for row in found] == [ROWS[0], ROWS[0], ROWS[1], ROWS[1]]
     assert set(found[0]) == {*ROWS[0], "response", "finish_reason"}
+
+
+def test_a_table_has_the_columns_of_all_rows_and_mixed_types_as_json(tmp_path):
+    rows = [{"a": 4, "when": date(2026, 11, 27)}, {"a": "four", "b": [1]}, {"a": None, "b": [2]}]
+    assert write(iter(rows), tmp_path / "out.parquet") == 3
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found["a"].to_pylist() == ["4", '"four"', None]
+    assert found["b"].to_pylist() == [None, [1], [2]]
+    assert found["when"].to_pylist() == [date(2026, 11, 27), None, None]
 
 
 def test_a_column_that_is_generated_is_not_lost(tmp_path):

@@ -133,6 +133,21 @@ def test_scoring_has_no_graph_where_only_some_responses_are_learned_from(
     assert seen == graphs
 
 
+def test_discarded_responses_are_left_out_where_all_others_are_learned_from(tmp_path: Path) -> None:
+    """With k = 1, RAFT learns from a step's forward pass, but not if it has scored responses that were discarded."""
+    changes = {**COMMON, **SINGLE, "raft.k": 1, "cleaning.discard": ["too_short"], "cleaning.discard_reward": -3.0}
+    found = []
+    for name, more in (("whole", {}), ("split", {MICRO: 1})):
+        inputs = {"model": sharp(torch.float32), "tokenizer": tiny_tokenizer(), "prompts": PROMPTS}
+        training = tiny_run("raft", tmp_path / name, inputs, **{**changes, **more, "sampling.random_length": (1, 9)})
+        training.run(quiet)
+        found.append({name: p.detach().clone() for name, p in training.trainer.model.named_parameters()})
+        rewards = cavesson.open(tmp_path / name).rows(["reward"])["reward"].to_pylist()
+        assert 0 < rewards.count(-3.0) < len(rewards)
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-4, rtol=1e-3)
+
+
 GROUPS: dict[str, Any] = {**COMMON, "samples_per_prompt": 3, "steps": 2, MICRO: 2, EPOCHS: 1, MINI: 1}
 
 

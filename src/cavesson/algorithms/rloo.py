@@ -55,8 +55,7 @@ class RLOO(GroupAlgorithm):
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:
-            ratio = ratios.log_ratio(scores.logprob, batch["logprob"], batch["mask"]).exp()[:, None]
-            ratio = ratio.expand_as(scores.logprob)
+            ratio = ratios.response_token_ratio(scores.logprob, batch["logprob"], batch["mask"])
         return self.clipped(scores, batch, ratio)
 
 

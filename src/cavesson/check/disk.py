@@ -40,7 +40,8 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
 
 def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:
     """Return the bytes needed on disk, by purpose; while a checkpoint is written, the one it replaces still exists."""
-    need = {"checkpoints": (settings.checkpoint.keep + 1) * learns, "model": weights}
+    copies = 1 if settings.checkpoint.is_single else settings.checkpoint.keep + 1
+    need = {"checkpoints": copies * learns, "model": weights}
     if isinstance(settings, RolloutRun) and settings.record is None:
         rollouts = settings.steps * settings.batch_size
         numbers = len(TOKEN_COLUMNS) + 2  # token and mask

@@ -295,7 +295,8 @@ def _kind(settings: AnyDataSettings) -> Any:
 def _columns(settings: AnyDataSettings, rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Return the other columns of the same rows, read as prompts, or none if they cannot be read as prompts."""
     try:
-        prompts = {_key(row.prompt): row.columns for row in load(settings, Prompt).train}
+        loaded = load(settings, Prompt)
+        prompts = {_key(row.prompt): row.columns for row in (*loaded.train, *loaded.held_out)}
     except UserError:
         return {}
     found = [prompts.get(_key(row.prompt), {}) for row in rows]

@@ -94,7 +94,8 @@ def memory_only(plan: Planned) -> Report:
     check = _Check(plan, Options())
     parts = {"device": check._environment, "model": check._model, "data": check._data, "memory": check._memory}
     for name, part in parts.items():
-        check._try(name, part)
+        if not check._try(name, part):
+            break
     return check.seen
 
 
@@ -130,14 +131,15 @@ class _Check:
 
     def report(self) -> Report:
         """Do all checks that are possible: if one fails, those that do not depend on it are still done."""
-        self._try("device", self._environment)
+        device = self._try("device", self._environment)
         if not self._try("model", self._model):
             return self.seen
         self._try("settings", self._settings)
-        if self._try("data", self._data):
+        known = self._try("data", self._data) and device
+        if known:
             self._try("memory", self._memory)
         if isinstance(self.settings, RolloutRun):
-            made = self._try("reward", self._rewards)
+            made = known and self._try("reward", self._rewards)
             failed = any(one.severity == "error" for one in self.seen.findings)
             if made and not failed:
                 self._try("short-run", self._short_run)

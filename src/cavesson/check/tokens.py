@@ -6,7 +6,9 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results
 from cavesson.data.chat import Chat
 from cavesson.data.types import Turn
+from cavesson.data.view import has_conversations
 from cavesson.errors import UserError
+from cavesson.sampling.room import position_limit
 
 
 def check_tokens(
@@ -74,7 +76,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
 
 def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the special token at the end of an assistant's turn, or None if the data is not read as chat."""
-    if not settings.data.chat:
+    if not (settings.data.chat or has_conversations(settings.data.model_dump())):
         return None
     chat = Chat.of(settings.data, tokenizer)
     try:
@@ -102,7 +104,7 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:
 
 
 def _positions(config: PretrainedConfig, longest: int) -> Results:
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    most = position_limit(config)
     if most is None:
         return
     yield Problem(

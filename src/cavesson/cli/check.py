@@ -1,5 +1,6 @@
 """The command that checks a recipe or a reward before training."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,13 @@ from cavesson.errors import UserError
 from cavesson.registry import any_recipe
 
 check_app = typer.Typer()
+
+
+def _check_alone(words: Sequence[str], options: Mapping[str, object]) -> None:
+    """Refuse what has no effect where a reward is examined alone."""
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    for one in (*words, *given):
+        raise UserError(f"{one} has no effect with --reward, which examines a reward alone")
 
 
 @check_app.command(context_settings=FLAGS)
@@ -37,6 +45,8 @@ def check(
     words, flags = words_and_flags(any_recipe(), context.args, "[RECIPE.toml]")
     if not words and not flags and reward is None:
         raise UserError("give a recipe: cavesson check RECIPE.toml, or examine a reward: cavesson check --reward NAME")
+    if reward:
+        _check_alone(words, {"command": command, "memory": memory, "short-run": short_run})
     runs = [] if reward else planned(Path(words[0]) if words else None, flags, command)
     from cavesson.check.report import plain, show
     from cavesson.check.run import Options, check_reward, check_run

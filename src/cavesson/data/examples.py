@@ -1,11 +1,13 @@
 """Demonstrations and pairs for training: token ids with a mask of the learned tokens, collated to padded columns."""
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, tee
 from typing import Generic, TypeVar
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
@@ -150,6 +152,17 @@ class Examples(Generic[T]):
 
     def with_data(self, train: Stream[T], held_out: Sequence[T]) -> "Examples[T]":
         return replace(self, train=train, held_out=held_out)
+
+
+def fingerprint(examples: Iterable[Tokens | PairTokens]) -> str:
+    """Return a hash of the examples: their token ids, which of them are learned, and margins."""
+    seen = xxhash.xxh3_128()
+    for one in examples:
+        for tokens in (one,) if isinstance(one, Tokens) else (one.chosen, one.rejected):
+            seen.update(array("q", (tokens.size, *tokens.ids)).tobytes())
+            seen.update(bytes(tokens.learn))
+        seen.update(repr(one.margin if isinstance(one, PairTokens) else None).encode())
+    return str(seen.hexdigest())
 
 
 def load_demonstrations(settings: TextSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[Tokens]:

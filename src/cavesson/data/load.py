@@ -106,7 +106,7 @@ def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
     read = [SourceRows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
     apart = _held_out_source(settings)
     if apart is not None:
-        read.append(SourceRows(apart, kind, stream=settings.stream))
+        read.append(SourceRows(apart, kind, stream=settings.stream, limit=settings.max_rows))
     held_out = _all(read[-1]) if apart is not None else []
     sources = []
     for source, rows in zip(wanted, read, strict=False):

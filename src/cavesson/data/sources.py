@@ -236,6 +236,8 @@ def _from_disk(path: Path, split: str) -> Iterator[Row]:
         if split not in loaded:
             raise UserError(f"{path} has no split {split!r}; it has {', '.join(loaded)}")
         loaded = loaded[split]
+    elif split not in ("train", str(loaded.split)):
+        raise UserError(f"{path} has no splits, so there is no {split!r}; give the path of those rows instead")
     for number, values in enumerate(loaded, start=1):
         yield Row(f"{path} row {number}", values)
 

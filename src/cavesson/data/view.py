@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
-from cavesson.data.load import SourceRows
-from cavesson.data.settings import ViewSettings
+from cavesson.data.load import SourceRows, load
+from cavesson.data.settings import AnyDataSettings, ViewSettings
 from cavesson.data.sources import read
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
@@ -38,6 +38,16 @@ def recognised(settings: ViewSettings) -> Recognised:
         return Recognised(stated, kind or named(stated).gives)
     kind = kind or next((kind for kind in (Pair, Demonstration, Prompt) if _is(kind, row.values)), Demonstration)
     return Recognised(recognise(row.values, kind, row.place), kind)
+
+
+def has_conversations(data: Mapping[str, Any]) -> bool:
+    """Return whether the first row of the data of some settings is a conversation; False if it cannot be read."""
+    try:
+        settings = AnyDataSettings.model_validate({**data, "max_rows": 1, "validation": 0.0})
+        row = load(settings, recognised(ViewSettings(data=settings)).kind).train[0]
+    except (UserError, ValueError):
+        return False
+    return not isinstance(row.prompt, str)
 
 
 def _is(kind: Kind, values: Mapping[str, Any]) -> bool:

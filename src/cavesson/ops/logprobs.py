@@ -56,33 +56,35 @@ class _TokenLogprobs(torch.autograd.Function):
         has_graph: bool,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, *rest)
-        normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
+        peak, log_total, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(4))
         ctx.first = None
         for rows in chunks(len(hidden)):
             logits = head_logits(hidden[rows], head, temperature)
-            peak, log_total, entropy[rows] = _relative_to_peak(logits)
-            logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - log_total
-            normaliser[rows] = peak + log_total
+            peak[rows], log_total[rows], entropy[rows] = _relative_to_peak(logits)
+            logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - log_total[rows]
             if has_graph and rows.start == 0:
-                ctx.first = logits.sub_(log_total[:, None])
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
+                ctx.first = logits.sub_(log_total[rows, None])
+        ctx.save_for_backward(hidden, weight, bias, targets, peak, log_total, entropy)
         ctx.rest, ctx.temperature = rest, temperature
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, g_logprob: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, peak, log_total, entropy = ctx.saved_tensors
         head = Head(weight, bias, *ctx.rest)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
         log_p, ctx.first = ctx.first, None  # it is overwritten, and there may be another backward pass
         for rows in chunks(len(hidden)):
             if log_p is None:
-                log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
+                log_p = (
+                    head_logits(hidden[rows], head, ctx.temperature).sub_(peak[rows, None]).sub_(log_total[rows, None])
+                )
             slope = None
             if head.softcap is not None:
-                slope = cap_slope(log_p + normaliser[rows, None], head.softcap, ctx.temperature)
+                logits = log_p + (peak + log_total)[rows, None]
+                slope = cap_slope(logits, head.softcap, ctx.temperature)
             outputs = (None if g is None else g[rows] for g in (g_logprob, g_entropy))
             gradient = _logit_gradient(log_p, targets[rows], entropy[rows], *outputs)
             gradient.div_(ctx.temperature / head.scale)

@@ -43,6 +43,19 @@ def sequence_token_ratio(
     return ratio[:, None] * (logprob - logprob.detach()).exp()
 
 
+def response_token_ratio(
+    logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """Return sg[ρ]·(1 + |y|·(log π(y_t) − sg[log π(y_t)])), with ρ = π(y|x)/π_old(y|x) (sg stops the gradient).
+
+    The value at every token is the ratio of its response; the gradient flows only through the token's own
+    log-probability, so that tokens can have weights. Averaged over a response, the gradient is that of ρ,
+    ρ·Σ_t ∇ log π(y_t). ρ is at most e^80, which float32 can represent.
+    """
+    ratio = log_ratio(logprob, old_logprob, mask).detach().clamp_max(80.0).exp()[:, None]
+    return ratio * (1 + mask.sum(1, keepdim=True) * (logprob - logprob.detach()))
+
+
 def truncated_importance(
     logprob: Float[Tensor, "B T"], sampler_logprob: Float[Tensor, "B T"], cap: float
 ) -> Float[Tensor, "B T"]:

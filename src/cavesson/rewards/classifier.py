@@ -1,5 +1,6 @@
 """A Hugging Face sequence classifier as a reward: a reward model, or a logit or probability of any classifier."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,8 +13,11 @@ from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
 from cavesson.ops.linear import without_tf32
 
+_LOGGER = logging.getLogger(__name__)
+
 _NO_LIMIT = 10**9
 """What transformers gives for a tokenizer without a longest text is longer than this."""
+CUT = "the reward model %s reads at most %d tokens of a prompt with its response; what is behind them has no effect"
 
 
 class ClassifierReward:
@@ -49,6 +53,7 @@ class ClassifierReward:
                 f"not {score!r} and {dtype!r}"
             )
         model, self.tokenizer = load_classifier(path, dtype)
+        self.path, self.has_cut = path, False
         self.label = _output(path, label, model.config.id2label)
         self.model = model.to(device)
         model.forward = without_tf32()(model.forward)  # a reward may be computed beside the update
@@ -68,12 +73,24 @@ class ClassifierReward:
         scores: list[float] = []
         for start in range(0, len(texts), self.batch_size):
             part = self.special.encode(texts[start : start + self.batch_size], add=False, longest=self.longest)
+            self._note_cut(
+                [text for text, one in zip(texts[start:], part, strict=False) if len(one.ids) == self.longest]
+            )
             ids = {"input_ids": [self._whole(one.ids) for one in part]}
             inputs = self.tokenizer.pad(ids, return_tensors="pt").to(self.model.device)
             logits = self.model(**inputs).logits.float()
             outputs = logits.softmax(-1) if self.score == "probability" else logits
             scores += outputs[:, self.label].tolist()
         return scores
+
+    def _note_cut(self, full: Sequence[Written]) -> None:
+        """Say once that texts are cut, if some of these, which reach the limit, exceed it."""
+        if self.longest is None or self.has_cut or not full:
+            return
+        more = self.special.encode(full, add=False, longest=self.longest + 1)
+        self.has_cut = any(len(one.ids) > self.longest for one in more)
+        if self.has_cut:
+            _LOGGER.warning(CUT, self.path, self.longest)
 
     def _whole(self, ids: list[int]) -> list[int]:
         """Return the tokens of a text with the tokenizer's start and end tokens, as in training.

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.models.parts import causal
@@ -134,12 +135,18 @@ class Growing:
 
     def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
         """Return the responses; of the other columns, `[B, ≥ T]`, only what belongs to their tokens is kept."""
-        width = max(1, max(map(len, self.ids)))
+        width = max(2, max(map(len, self.ids)))  # the least that a batch keeps (`Batch._cut`)
         padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
         lengths = torch.tensor([len(ids) for ids in self.ids])
         mask = (torch.arange(width) < lengths[:, None]).float()
-        kept = logprobs[:, :width].float().cpu().masked_fill(mask == 0, 0.0)
-        return Responses(padded, mask, kept, self.reasons, versions[:, :width])
+        logprobs, versions = (pad_to(column, width) for column in (logprobs, versions))
+        kept = logprobs.float().cpu().masked_fill(mask == 0, 0.0)
+        return Responses(padded, mask, kept, self.reasons, versions)
+
+
+def pad_to(column: Tensor, width: int) -> Tensor:
+    """Return `[B, width]`: the first columns of `[B, T]`, or all of them and zeros."""
+    return functional.pad(column[:, :width], (0, max(0, width - column.shape[1])))
 
 
 def length_limits(settings: DecodingSettings, seed: int, step: int, rows: range) -> NDArray[np.int64]:

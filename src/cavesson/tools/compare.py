@@ -20,7 +20,7 @@ from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
-from cavesson.ops.intervals import Interval, mean_interval
+from cavesson.ops.intervals import Interval, mean_interval, share_interval
 from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
@@ -183,6 +183,13 @@ def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: C
     return list(responses(policy, tokenizer, prompts, settings, indices))
 
 
+def _win_rate(gains: Sequence[float], groups: Sequence[int]) -> Interval:
+    """Return the share of the prompts at which a model wins; a tie is half a win."""
+    wins = [(gain > 0) + (gain == 0) / 2 for gain in gains]
+    alone = len(set(groups)) == len(groups)  # one response to each prompt
+    return share_interval(sum(wins), len(wins)) if alone else mean_interval(wins, groups)
+
+
 def _column(
     name: str, answers: Sequence[Response], scores: dict[str, list[float]], first: dict[str, list[float]]
 ) -> ComparedModel:
@@ -196,7 +203,7 @@ def _column(
         name=name,
         rewards={part: estimate(values, groups) for part, values in scores.items()},
         difference=mean_interval(gains, groups) if compared else None,
-        win_rate=mean_interval([(gain > 0) + (gain == 0) / 2 for gain in gains], groups) if compared else None,
+        win_rate=_win_rate(gains, groups) if compared else None,
         tokens=fmean(one.tokens for one in answers),
         words=fmean(map(len, split)),
         ended=fmean(one.finish_reason != "length" for one in answers),

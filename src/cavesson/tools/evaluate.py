@@ -1,12 +1,13 @@
 """Evaluation of a model on held-out data: `cavesson evaluate`."""
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import load_prompts
 from cavesson.ops.intervals import Interval
-from cavesson.record.files import write_json
+from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
 from cavesson.tools.generate import load_policy, responses
@@ -65,5 +66,6 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
         answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
     evaluation = Evaluation(model, likelihood, rewards, answers)
     if settings.out is not None:
-        write_json(settings.out, asdict(evaluation))
+        content = json.dumps(asdict(evaluation), indent=2, ensure_ascii=False, default=str)
+        write_text(settings.out, content)
     return evaluation

@@ -10,10 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.config_paths import expanded
 from cavesson.data.chat import Chat
-from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
-from cavesson.data.settings import AnyDataSettings, PromptSettings, ViewSettings
-from cavesson.data.view import recognised
+from cavesson.data.settings import PromptSettings
+from cavesson.data.view import has_conversations
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
@@ -114,9 +113,7 @@ def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
     Raises:
         UserError: the file exists, or its suffix is none of these.
     """
-    check_new(out)
-    if out.suffix not in FORMATS:
-        raise UserError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
+    check_out(out)
     if out.suffix == ".jsonl":
         return _write_lines(rows, out)
     everything = list(rows)
@@ -125,8 +122,24 @@ def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
             file.write(json.dumps(everything, ensure_ascii=False, indent=1, default=str).encode())
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_table(out, pa.Table.from_pylist(everything))
+        names = dict.fromkeys(name for row in everything for name in row)
+        write_table(out, pa.table({name: _column([row.get(name) for row in everything]) for name in names}))
     return len(everything)
+
+
+def check_out(out: Path) -> None:
+    """Check that a file to write has a name that `write` knows, and does not exist."""
+    check_new(out)
+    if out.suffix not in FORMATS:
+        raise UserError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Return a column of a table; as JSON if values of several types are mixed."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if one is None else json.dumps(one, ensure_ascii=False, default=str) for one in values])
 
 
 def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
@@ -145,20 +158,10 @@ def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
     if folder is None or (folder is place.parent and place.name != "model"):
         return data
     trained = run_info(folder).get("config", {}).get("data", {})
-    if not (trained.get("chat") or trained.get("template") or _has_conversations(trained)):
+    if not (trained.get("chat") or trained.get("template") or has_conversations(trained)):
         return data
     own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}
     return data.model_copy(update={"chat": True, **own})
-
-
-def _has_conversations(trained: Mapping[str, Any]) -> bool:
-    """Return whether a run's first training row is a conversation; False if its data no longer exists."""
-    try:
-        settings = AnyDataSettings.model_validate({**trained, "max_rows": 1, "validation": 0.0})
-        row = load(settings, recognised(ViewSettings(data=settings)).kind).train[0]
-    except (UserError, ValueError):
-        return False
-    return not isinstance(row.prompt, str)
 
 
 def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:

@@ -16,6 +16,7 @@ from cavesson.data.types import Demonstration
 from cavesson.errors import UserError
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.sampling.room import position_limit
 from cavesson.tools.settings import HeldOutTextSettings
 
 _LONGEST_WINDOW = 1024
@@ -92,10 +93,10 @@ def measure(
     Raises:
         UserError: the context is too long for the model, the stride is not smaller than it, or no token counts.
     """
-    limit = getattr(causal(policy.model).config.get_text_config(), "max_position_embeddings", _LONGEST_WINDOW)
-    context = settings.context or min(_LONGEST_WINDOW, limit)
+    limit = position_limit(causal(policy.model).config)
+    context = settings.context or min(_LONGEST_WINDOW, limit or _LONGEST_WINDOW)
     stride = settings.stride or context // 2
-    if context > limit:
+    if limit is not None and context > limit:
         raise UserError(f"text.context {context}: the model reads {limit} tokens at most")
     if stride >= context:
         raise UserError(f"text.stride {stride} must be less than text.context {context}")

@@ -16,11 +16,10 @@ from cavesson.errors import UserError
 from cavesson.ops.intervals import Interval, mean_interval, share_interval
 from cavesson.processes import Processes
 from cavesson.record.files import replacing
-from cavesson.record.writable import check_new
 from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
 from cavesson.rewards.table import score as score_all
 from cavesson.text.counting import counted
-from cavesson.tools.generate import Response, write
+from cavesson.tools.generate import Response, check_out, write
 from cavesson.tools.settings import ScorerSettings, ScoreSettings
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
@@ -60,7 +59,7 @@ def score(path: str, settings: ScoreSettings) -> Summary:
         UserError: the file does not exist, a row has no prompt or response, or no reward is given.
     """
     if settings.out is not None:
-        check_new(settings.out)
+        check_out(settings.out)
     rows = list(_responses(path, settings))
     if not rows:
         raise UserError(f"{path} contains no responses")

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
-from cavesson.data.settings import ChatSettings, PromptSettings, SpecialTokenMode
+from cavesson.data.settings import ChatSettings, DataSettings, PromptSettings, SpecialTokenMode
 from cavesson.rewards.settings import RewardSettings
 from cavesson.sampling.settings import DecodingSettings
 
@@ -52,12 +52,14 @@ class ResponseSettings(UseSettings):
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
-        for name in ("validation_path", "validation_split"):
-            if getattr(self.data, name) is not None:
-                raise ValueError(
-                    f"data.{name} has no effect on prompts that are not trained on: name them in data.path"
-                )
+        _check_nothing_held_out("data", self.data)
         return self
+
+
+def _check_nothing_held_out(name: str, data: DataSettings) -> None:
+    for part in ("validation", "validation_path", "validation_split"):
+        if getattr(data, part):
+            raise ValueError(f"{name}.{part} holds rows out of training, and nothing is trained here: use {name}.path")
 
 
 class GenerateSettings(ResponseSettings):
@@ -82,6 +84,8 @@ class ScorerSettings(Settings):
     @classmethod
     def _short(cls, given: Any) -> Any:
         several = [given] if isinstance(given, str | dict) else given
+        if not isinstance(several, list | tuple):
+            return several  # of the wrong type
         return [_written_out(one) if isinstance(one, str) else one for one in several]
 
 
@@ -150,6 +154,7 @@ class EvaluateSettings(ResponseSettings, ScorerSettings):
 
     @model_validator(mode="after")
     def _anything(self) -> Self:
+        _check_nothing_held_out("text", self.text)
         if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
             raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
         if not (self.data.path or self.data.mix):

@@ -363,6 +363,7 @@ def _placed(role: Any, processes: Processes) -> Any:
     place(role, processes)
     frozen = role.frozen_reference if isinstance(role, Policy) else None
     if frozen is not None:
+        processes.share_weights(in_memory(frozen))
         place(frozen, processes)
     return bare
 

@@ -46,12 +46,14 @@ def check_same_model(folder: Path, trainer: Trainer) -> None:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 
 
-def check_same_prompts(settings: RunSettings, trainer: Trainer) -> None:
-    """Raise UserError if a run resumes with other prompts, or other held-out ones."""
-    folder = settings.run
-    then, now = (info.get("prompts", {}) for info in (run_info(folder), trainer.describe()))
-    if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
-        raise UserError(f"{folder} was started with other prompts; resume it with the data as it was then")
+def check_same_data(settings: RunSettings, trainer: Trainer) -> None:
+    """Raise UserError if a run resumes with other prompts or examples, or other held-out ones."""
+    folder, described = settings.run, trainer.describe()
+    for kind in ("prompts", "examples"):
+        then, now = (info.get(kind, {}) for info in (run_info(folder), described))
+        if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
+            raise UserError(f"{folder} was started with other {kind}; resume it with the data as it was then")
+    then, now = (info.get("prompts", {}) for info in (run_info(folder), described))
     held_out = then.get("held_out_fingerprint")
     if held_out is not None and now.get("held_out_fingerprint") != held_out:
         place = settings.data.validation_path or settings.data.path or "prompts="

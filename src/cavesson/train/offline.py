@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples
+from cavesson.data.examples import Examples, fingerprint
+from cavesson.data.order import InMemory, Mixed
 from cavesson.models.trained import save_trained
 from cavesson.train.loop import Trainer
 from cavesson.train.optimizer import learning_rate
@@ -93,7 +94,11 @@ class ExampleTrainer(Trainer):
         return seen | _perplexity(seen, "eval/")
 
     def describe(self) -> dict[str, Any]:
-        return {"examples": {"train": self.examples.train.size, "held_out": len(self.examples.held_out)}}
+        train, held_out = self.examples.train, self.examples.held_out
+        found: dict[str, Any] = {"train": train.size, "held_out": len(held_out)}
+        if isinstance(train, InMemory | Mixed):  # a stream would have to be read to its end
+            found["fingerprint"] = fingerprint([*train.items, *held_out])
+        return {"examples": found}
 
     def notes(self) -> list[str]:
         return [*self.remarks, *self.examples.notes()]

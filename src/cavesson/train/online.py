@@ -95,6 +95,8 @@ class RolloutTrainer(Trainer):
                 metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
                 metrics |= self.algorithm.metrics(rollouts.batch, processes)
                 metrics |= staleness_metrics(rollouts, step, processes)
+            # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
+            first = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else first
             self.batches.used(len(parts))
             self.unfinished = Unfinished(rollouts, metrics | evaluation, held_out)
         now = self.unfinished

@@ -38,7 +38,7 @@ from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports
 from cavesson.train.checkpoint import latest_of_all
-from cavesson.train.description import check_same_model, check_same_prompts, describe_run
+from cavesson.train.description import check_same_data, check_same_model, describe_run
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
@@ -144,7 +144,7 @@ class Training:
         folder, trainer = self.settings.run, self.trainer
         self.processes.enter("read the checkpoint")
         check_same_model(folder, trainer)
-        check_same_prompts(self.settings, trainer)
+        check_same_data(self.settings, trainer)
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(own_batches(folder, checkpoint))

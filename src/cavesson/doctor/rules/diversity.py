@@ -74,7 +74,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     half = reward.where(reward.step >= np.median(reward.step))
     spread = float(np.nanmedian(data.rows.by_step(data.rows["reward"], np.std).value))
     rising = trend(half).change > 0.1 * spread and trend(half).p < 0.05
-    gained = reward.last() - reward.first() > 0.5 * float(np.std(data.rows["reward"][data.rows.step <= reward.step[1]]))
+    begin = data.rows["reward"][data.rows.step <= reward.step[:2].max()]
+    gained = reward.last() - reward.first() > 0.5 * float(np.nanstd(begin))
     before, low = points.first(), limit * points.first()
     first = since(points, points.value < low, 5)
     evidence = data.step_evidence(points.step[-1:])
