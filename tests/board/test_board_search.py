@@ -11,6 +11,7 @@ from index_helpers import indexed, new_run, record, text_of
 from cavesson.board import scanner as scanner_module
 from cavesson.board import search as search_module
 from cavesson.board.expressions import compiled, escaped, required
+from cavesson.board.rows import excerpt
 from cavesson.board.scanner import Looked, spans
 from cavesson.errors import UserError
 
@@ -51,6 +52,30 @@ def test_until_all_are_read_the_number_is_at_most(board, client, monkeypatch):
     assert keys(got) == expected(lambda text: "the con" in text) and got["most"] == got["total"]
     steps = client.get("/api/runs/0/hits", params={"q": "[t]he con", "regex": 1}).json()
     assert sum(steps["hits"]) == got["total"] and not steps["at_most"]
+
+
+def test_a_slow_request_with_an_older_snapshot_takes_over_what_a_newer_one_found(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0])
+    (run,) = board_of(folder).runs
+    older = run.snapshot()
+    record(folder, [1])
+    (run,) = board_of(folder).runs
+    newer = run.snapshot()
+    assert older.rows < newer.rows
+    search = search_module.Search(run, newer, "on", False)
+    found, left = search.ask()
+    while left.any():
+        found, left = search.ask()
+    late = search_module.Search(run, older, "on", False)
+    late.take_over(search)
+    assert late.found.tolist() == found[: older.rows].tolist() and not late.left.any()
+
+
+@pytest.mark.parametrize("span", [(0, 1), (1, 1), (0, 2), (2, 3)])
+def test_a_hit_may_end_inside_a_character(span):
+    shown = excerpt("é好x", span)
+    assert shown.text == "é好x" and 0 <= shown.hit[0] <= shown.hit[1] <= 3
 
 
 def test_an_expression_that_takes_too_long_is_stopped(tmp_path, monkeypatch):

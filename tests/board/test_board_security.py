@@ -108,7 +108,20 @@ def test_a_token_is_needed_for_everything_and_stays_out_of_addresses(guarded):
     assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert guarded.get("/api/runs").status_code == 200, "the cookie is enough"
     guarded.cookies.clear()
-    assert guarded.get("/api/runs", headers={"cookie": b'cavesson_token="; bad=\x01'}).status_code == 401
+    assert guarded.get("/api/runs", headers={"cookie": b'cavesson_token_1="; bad=\x01'}).status_code == 401
+
+
+def test_boards_on_one_host_do_not_log_each_other_out(board):
+    """Browsers send cookies to all ports of a host."""
+    boards = {token: client_of(board, token=token) for token in ("one", "two")}
+    cookies = {}
+    for token, client in boards.items():
+        cookies |= client.get(f"/overview?token={token}", follow_redirects=False).cookies
+    header = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    assert len(cookies) == 2
+    for client in boards.values():
+        client.cookies.clear()
+        assert client.get("/api/runs", headers={"cookie": header}).status_code == 200
 
 
 @pytest.mark.sampled(2)

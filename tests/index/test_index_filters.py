@@ -36,6 +36,8 @@ def test_a_filter_means_what_it_says(shot):
         "step * 1000000000 > 3000000000": step > 3,
         "reward is not None": np.ones(80, bool),
         "gap > 0": reward - np.float32(0.5) > 0,
+        "1 in [1, 2]": np.ones(80, bool),
+        "not 1 not in [1]": np.ones(80, bool),
     }.items():
         assert matches(text, shot).tolist() == wanted.tolist(), text
         assert wanted.sum() > 0, text

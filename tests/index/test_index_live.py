@@ -14,6 +14,7 @@ from test_index_build import alive_rows, recorded_rows
 from test_index_rollups import check
 
 import cavesson.record
+from cavesson.board import indexing
 from cavesson.board.indexing import start
 from cavesson.index.build import Builder
 from cavesson.index.folder import PROBLEM, read_state
@@ -162,3 +163,11 @@ def test_what_goes_wrong_is_told_and_ends_when_it_is_mended(folder):
     finally:
         process.kill()
         process.join()
+
+
+def test_a_folder_that_cannot_be_made_is_tried_again(tmp_path, capsys):
+    """Such as on a full disk: the process that follows the run must not end."""
+    (tmp_path / "file").touch()
+    looks = indexing._attended(str(tmp_path / "run"), tmp_path / "file" / "index", {})
+    assert [next(looks), next(looks)] == [indexing.PAUSE_AFTER_PROBLEM] * 2
+    assert "Error" in capsys.readouterr().err

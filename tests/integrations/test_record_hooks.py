@@ -3,6 +3,7 @@
 Neither runs on a machine without a GPU, so the batches are made here; the numbers are worked by hand.
 """
 
+import functools
 import sys
 import types
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from cavesson.integrations import openrlhf, verl
-from cavesson.integrations.trl import reward_rows
+from cavesson.integrations import openrlhf, trl_grouped, verl
+from cavesson.integrations.trl import RecorderCallback, reward_rows
 from cavesson.record import open as open_run
 from cavesson.record.padding import padded
 
@@ -52,7 +53,8 @@ def test_a_step_of_verl(tmp_path, monkeypatch):
     source = """
 class RayPPOTrainer:
     def fit(self):
-        for self.global_steps in (1, 2):
+        self.global_steps = 0
+        for self.global_steps in self.steps:
             logged.append(compute_data_metrics(batch=make(), use_critic=False))
 def compute_data_metrics(batch, use_critic=True):
     return {"critic/score/mean": 1.5}
@@ -63,7 +65,7 @@ logged = []
     monkeypatch.setitem(sys.modules, "verl_ray_trainer", module)
     module.RayPPOTrainer.__module__ = "verl_ray_trainer"
     trainer = module.RayPPOTrainer()
-    trainer.tokenizer, trainer.global_steps, trainer.config = Letters(), 0, {"algorithm": {"adv_estimator": "grpo"}}
+    trainer.tokenizer, trainer.config, trainer.steps = Letters(), {"algorithm": {"adv_estimator": "grpo"}}, (1, 2)
     recorder = verl.record(trainer, tmp_path / "run")
     trainer.fit()
     recorder.close()
@@ -90,6 +92,77 @@ logged = []
     assert rows == [(1, *first), (1, *second), (2, *first), (2, *second)]
     assert run.tokens(1, 1)["token_id"].to_pylist() == [6, 8]
     assert run.tokens(1, 1)["advantage"].to_pylist() == [-0.5, -0.5]
+    # Another process goes on from a checkpoint, whose step only `fit` knows.
+    trainer.steps = (2, 3)
+    recorder = verl.record(trainer, tmp_path / "run")
+    trainer.fit()
+    recorder.close()
+    steps = open_run(tmp_path / "run").steps().to_pylist()
+    assert [(line["step"], line["attempt"]) for line in steps] == [(1, 0), (2, 1), (3, 1)]
+
+
+class Arguments:
+    """What the callback reads of TRL's settings."""
+
+    process_index, world_size, bf16, fp16 = 0, 1, False, False
+
+    def to_dict(self):
+        return {}
+
+
+def points(number):
+    def reward(completions, **given):
+        return [float(number * len(one)) for one in completions]
+
+    return reward
+
+
+def test_reward_functions_with_the_same_name_and_without_one(tmp_path):
+    callback = RecorderCallback(tmp_path / "run")
+    functions = [points(100), points(1), functools.partial(points(10))]
+    wrapped = callback.rewards(functions, [1.0, 0.5, 0.25])
+    assert [one.__name__ for one in wrapped] == ["reward", "reward_2", "partial"]
+    state = SimpleNamespace(global_step=0)
+    callback.on_train_begin(Arguments(), state, None)
+    for function in wrapped:
+        function(prompts=["p", "p"], completions=["a", "bc"], trainer_state=state)
+    callback.on_train_end(Arguments(), state, None)
+    rows = open_run(tmp_path / "run").rows(["reward", "reward_parts"]).to_pylist(maps_as_pydicts="strict")
+    for size, row in zip((1, 2), rows, strict=True):
+        assert row["reward_parts"] == {"reward": 100.0 * size, "reward_2": size, "partial": 10.0 * size}
+        assert row["reward"] == size * (100 + 0.5 + 2.5)
+
+
+def test_a_second_training_records_its_own_steps(tmp_path):
+    """As in a notebook that resumes from a checkpoint, and evaluates first."""
+    callback, state = RecorderCallback(tmp_path / "run"), SimpleNamespace(global_step=0)
+    rows = {"prompt": ["p"], "response": ["r"], "reward": [1.0]}
+    for start in (0, 2):
+        state.global_step = start
+        callback.on_train_begin(Arguments(), state, None)
+        callback.on_log(Arguments(), state, None, {"eval_reward": float(start)})
+        for step in range(start, 4):
+            callback.rollouts(step, rows, {})
+            state.global_step = step + 1
+            callback.on_log(Arguments(), state, None, {"reward": float(start + step)})
+        callback.on_train_end(Arguments(), state, None)
+    run = open_run(tmp_path / "run")
+    found = run.steps().select(["step", "attempt", "reward", "eval_reward"]).to_pylist()
+    assert [tuple(row.values()) for row in found] == [
+        (0, 0, 0.0, 0.0), (1, 0, 1.0, None), (2, 1, 4.0, 2.0), (3, 1, 5.0, None)
+    ]  # fmt: skip
+    assert run.rows(["step", "sample"]).to_pylist() == [{"step": step, "sample": 0} for step in range(4)]
+
+
+def test_an_evaluation_before_training_is_not_recorded(tmp_path):
+    names = ("_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies")
+    trainer = SimpleNamespace(**dict.fromkeys((*names, "_compute_loss")))
+    callback = RecorderCallback(tmp_path / "run")
+    watcher = trl_grouped._Watcher(trainer, callback)
+    callback.step_ended = watcher.write
+    watcher._batches.append(trl_grouped._Batch(0, "eval", 0))
+    callback.on_evaluate(Arguments(), SimpleNamespace(global_step=0), None)
+    assert watcher._batches == [] and not (tmp_path / "run").exists()
 
 
 def experience(**changes) -> SimpleNamespace:

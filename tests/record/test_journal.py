@@ -1,5 +1,6 @@
 """What a recorder has taken and not yet written to a segment is in its journal, which outlives the process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -77,6 +78,30 @@ def test_a_frame_that_a_kill_cut_ends_the_journal(folder):
     os.truncate(path, path.stat().st_size - 5)
     steps = cavesson.open(folder).rows(["step"])["step"].unique().to_pylist()
     assert steps == list(range(len(steps))) and len(steps) >= last
+
+
+@pytest.mark.parametrize("where", [0.3, 0.301, 0.305])
+def test_a_damaged_frame_ends_the_journal(folder, where):
+    last = killed_run(folder)
+    (path,) = folder.glob("record/.journal-*")
+    with path.open("r+b") as file:
+        file.seek(int(path.stat().st_size * where))
+        file.write(bytes(64))  # what a page holds that was never written
+    run = cavesson.open(folder)
+    steps = run.rows(["step"])["step"].unique().to_pylist()
+    assert steps == list(range(len(steps))) and 1 < len(steps) < last
+    run.arrow("tokens", steps=range(len(steps))).validate(full=True)
+    assert run.steps()["twice"].to_pylist()[: len(steps) - 1] == [2.0 * step for step in steps[:-1]]
+
+
+def test_a_reader_on_another_machine_leaves_the_journal_alone(folder):
+    """It may not see the lock of the process that writes it."""
+    killed_run(folder)
+    writer = json.loads((folder / "writer.json").read_text())
+    (folder / "writer.json").write_text(json.dumps(writer | {"host": "another"}))
+    assert cavesson.open(folder).rows(["step"])["step"].to_pylist() == [0] * 5
+    (folder / "writer.json").write_text(json.dumps(writer))
+    assert len(cavesson.open(folder).rows(["step"])) > 5
 
 
 def test_recovering_twice_adds_nothing_twice(folder):

@@ -301,3 +301,14 @@ def test_what_is_there_is_remembered_until_it_changes(folder, monkeypatch):
     with Recorder(folder, attempt=again) as recorder:
         recorder.rollouts(1, *rollouts(2))
     assert run.rows(["step"])["step"].to_pylist() == [0, 1, 1]
+
+
+def test_a_key_that_is_there_twice_moves_no_other_one(folder):
+    """An attempt should not record steps before its start; if one did, the other rollouts are still themselves."""
+    for start, steps in ((0, (0, 1)), (2, (1, 2))):
+        with Recorder(folder, attempt=begin_attempt(folder, start)) as recorder:
+            for step in steps:
+                recorder.rollouts(step, *rollouts(3, response=[f"{step} {sample}" for sample in range(3)]))
+    keys = [(2, 1), (1, 0), (0, 2), (1, 2), (2, 0)]
+    found = cavesson.open(folder).fetch(keys, ["step", "sample", "response"])
+    assert found["response"].to_pylist() == [f"{step} {sample}" for step, sample in keys]

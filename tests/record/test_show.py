@@ -71,6 +71,15 @@ def test_the_extremes_are_the_extremes(run):
     assert (best["step"], best["sample"], best["reward"]) == ("2", "2", "10")
 
 
+def test_a_reward_that_is_not_a_number_is_no_extreme(folder):
+    with Recorder(folder) as recorder:
+        rows, tokens = rollouts(3, 2, reward=np.array([1.0, np.nan, 2.0]), response=["one", "none", "two"])
+        recorder.rollouts(0, rows, tokens)
+    text = shown(folder, limit=3)
+    assert [row["response"] for row in table(text, "best by reward")] == ["two", "one"]
+    assert [row["response"] for row in table(text, "worst by reward")] == ["one", "two"]
+
+
 def test_one_step_has_its_own_extremes(run):
     best = table(shown(run, step=0, limit=9), "best by reward")
     assert [row["response"] for row in best] == ["answer 9", "answer 5", "answer 3", "answer 0"]

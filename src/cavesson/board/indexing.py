@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -63,10 +64,15 @@ def _watch(runs: Sequence[tuple[str, Path]], parent: int) -> None:
 def _attended(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
     """Follow a run whenever no other process does; yield the seconds until the next look."""
     while True:
-        with only_writer(folder) as mine:
-            if mine:
-                yield from _guarded(path, folder, doctors)
-        yield PAUSE
+        try:
+            with only_writer(folder) as mine:
+                if mine:
+                    yield from _guarded(path, folder, doctors)
+            pause = PAUSE
+        except OSError as error:
+            print_exception(error)
+            pause = PAUSE_AFTER_PROBLEM
+        yield pause
 
 
 def _guarded(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
@@ -76,7 +82,7 @@ def _guarded(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[flo
         problem.unlink(missing_ok=True)
         yield from _follow(path, folder, doctors)
     except Exception as error:
-        with replacing(problem) as file:
+        with suppress(OSError), replacing(problem) as file:  # the disk may be full
             file.write(f"the index cannot be updated: {error}".encode("utf-8", "backslashreplace"))
         print_exception(error)
         yield PAUSE_AFTER_PROBLEM

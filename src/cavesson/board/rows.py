@@ -89,7 +89,8 @@ def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:
     if span is None:
         return Excerpt(text[:LENGTH], 0, None)
     data = text.encode("utf-8", "surrogatepass")
-    start, stop = (len(data[:place].decode("utf-8", "surrogatepass")) for place in (span[0], span[0] + span[1]))
+    begins = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80  # the bytes with which a character begins
+    start, stop = (int(np.count_nonzero(begins[:place])) for place in (span[0], span[0] + span[1]))
     first = 0 if stop <= LENGTH else max(start - BEFORE, 0)
     shown = text[first : first + LENGTH]
     hit = [_units(shown[: start - first]), _units(shown[: stop - first])]

@@ -116,7 +116,7 @@ class Search:
 
     def take_over(self, old: "Search") -> None:
         """Take over the results of an earlier search for the same text, as responses never change."""
-        known = old.snapshot.state.text_rows
+        known = min(old.snapshot.state.text_rows, len(self.left))  # a slow request may have an older snapshot
         with old._progress:
             looked_at = ~old.left[:known]
             self.found[:known] |= old.found[:known] & looked_at

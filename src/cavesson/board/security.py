@@ -1,5 +1,6 @@
 """Access control: which hosts and origins may send requests and, away from this machine, with which token."""
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -24,7 +25,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-COOKIE = "cavesson_token"
 MAX_BODY = 1_000_000
 TOO_LONG = f"the body has more than {MAX_BODY} bytes"
 CHANGING = {"POST", "PUT", "DELETE", "PATCH"}
@@ -67,6 +67,8 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
         self.token = None if token is None else checked_token(token)
+        # A browser sends a cookie to all ports of a host, so that the boards of a host need different ones.
+        self.cookie = f"cavesson_token_{hashlib.sha256((token or '').encode()).hexdigest()[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,10 +109,10 @@ class Guard:
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # A relative path, because a proxy may serve the board under a path that only the proxy knows.
             answer = RedirectResponse(f"?{rest}" if rest else f"./{scope['path'].rpartition('/')[2]}", 303)
-            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+            answer.set_cookie(self.cookie, given, httponly=True, samesite="strict")
             return answer
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or self._is_token(_cookie(headers)):
+        if self._is_token(bearer) or self._is_token(_cookie(headers, self.cookie)):
             return None
         return refuse("this board needs its token: open the address that `cavesson board` printed", 401)
 
@@ -146,9 +148,9 @@ def _name(host: str) -> str:
     return host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host
 
 
-def _cookie(headers: Headers) -> str:
+def _cookie(headers: Headers, name: str) -> str:
     try:
         cookie = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
         return ""
-    return cookie[COOKIE].value if COOKIE in cookie else ""
+    return cookie[name].value if name in cookie else ""

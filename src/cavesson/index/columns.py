@@ -112,7 +112,7 @@ def _parts(column: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
 
 def _hashes(column: pa.ChunkedArray) -> Array:
     """Return a hash per text; equal texts have equal hashes in every run."""
-    encoded = column.combine_chunks().dictionary_encode()
+    encoded = column.cast(pa.large_string()).combine_chunks().dictionary_encode()  # a string array has 2 GB at most
     texts = pc.cast(encoded.dictionary, pa.large_binary()).to_pylist()
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True) for text in texts]
     indices = encoded.indices.fill_null(len(texts)).to_numpy()

@@ -142,7 +142,7 @@ class _Evaluation:
             return self._equal_text(left, values, negate)
         if not all(isinstance(value, int | float) for value in values):
             raise UserError("a list must contain numbers or texts")
-        numbers = np.asarray(self._number(left))
+        numbers = np.broadcast_to(self._number(left), (self.snapshot.rows,))
         found = np.isin(
             numbers, np.array(values, np.float64).astype(numbers.dtype if numbers.dtype.kind == "f" else "f8")
         )

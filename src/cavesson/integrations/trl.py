@@ -76,10 +76,21 @@ class RecorderCallback(TrainerCallback):
         self._samples: Counter[int] = Counter()
         self._metrics: dict[int, set[str]] = {}
         self._rank, self._world = 0, 1
+        self.start = 0
+        """The first step of the attempt."""
         self.settings: dict[str, Any] = {}
         """Entries of run.json that the trainer's config lacks."""
         self.step_ended: Callable[[], None] = lambda: None
         """Called at the end of every step, before its metrics are written."""
+
+    @property
+    def records(self) -> bool:
+        """Whether training has begun, so that there is an attempt to record in."""
+        return self._recorder is not None
+
+    def has_rollouts(self, step: int) -> bool:
+        """Return whether the attempt has rollouts of a step."""
+        return self._samples[step] > 0
 
     def rollouts(
         self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Any], split: str = "train"
@@ -118,21 +129,24 @@ class RecorderCallback(TrainerCallback):
                 raise UserError(
                     f"{function!r:.60} is not a plain function: record(trainer, folder) records such rewards"
                 )
-        return [self._wrapped(function, functions, weights or [1.0] * len(functions)) for function in functions]
+        names = unique([getattr(one, "__name__", type(one).__name__) for one in functions])
+        given = dict(zip(names, weights or [1.0] * len(functions), strict=True))
+        return [self._wrapped(function, name, given) for function, name in zip(functions, names, strict=True)]
 
-    def _wrapped(
-        self, function: Callable[..., Any], functions: Sequence[Callable[..., Any]], weights: Sequence[float]
-    ) -> Callable[..., Any]:
+    def _wrapped(self, function: Callable[..., Any], name: str, weights: dict[str, float]) -> Callable[..., Any]:
+        first, last = next(iter(weights)), next(reversed(weights))
+
         @wraps(function)
         def wrapper(prompts: list[Any], completions: list[Any], **given: Any) -> Any:
             scores = list(function(prompts=prompts, completions=completions, **given))
-            if function is functions[0]:
+            if name == first:
                 self._parts: dict[str, list[Any]] = {}
-            self._parts[function.__name__] = scores
-            if function is functions[-1]:
-                self._record_rewards(prompts, completions, given, weights)
+            self._parts[name] = scores
+            if name == last:
+                self._record_rewards(prompts, completions, given, list(weights.values()))
             return scores
 
+        wrapper.__name__ = name
         return wrapper
 
     def _record_rewards(
@@ -145,7 +159,9 @@ class RecorderCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin an attempt and write the information about the run."""
-        self._rank, self._world = args.process_index, args.world_size
+        self._rank, self._world, self.start = args.process_index, args.world_size, state.global_step
+        self._samples.clear()
+        self._metrics.clear()
         attempt = lock = None
         if self._rank == 0:
             lock = Lock(self._folder)
@@ -154,7 +170,7 @@ class RecorderCallback(TrainerCallback):
             settings |= {"rewards_are_scaled": scaled, "dtype": dtype_of(given.get("model"), args)} | self.settings
             write_run(self._folder, settings | {"trainer": f"trl {version('trl')}", "processes": self._world})
             _write_vocabulary(self._folder, given.get("processing_class"))
-            attempt = begin_attempt(self._folder, state.global_step)
+            attempt = begin_attempt(self._folder, self.start, self._world)
         attempt = _from_first(attempt, self._world)
         self._recorder = Recorder(self._folder, attempt=attempt, rank=self._rank, lock=lock)
 
@@ -163,7 +179,7 @@ class RecorderCallback(TrainerCallback):
         if self._recorder is None or self._rank:
             return
         self.step_ended()
-        step = max(state.global_step - 1, 0)
+        step = max(state.global_step - 1, self.start)
         known = self._metrics.setdefault(step, set())
         new = {name: float(v) for name, v in (logs or {}).items() if isinstance(v, int | float) and name not in known}
         for name in {"step", "attempt"} & new.keys():
@@ -204,12 +220,22 @@ def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, l
     }
 
 
+def unique(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number where one is repeated: ``reward``, ``reward_2``."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return found
+
+
 def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -> dict[str, list[Any]]:
     """Return rewards and their parts from ``scores`` [B, K], in which NaN marks a missing score."""
     sums = np.nansum(scores * np.asarray(weights, np.float64), axis=1)
     sums[np.isnan(scores).all(axis=1)] = math.nan
     parts = [
-        {name: value for name, value in zip(names, row, strict=True) if not math.isnan(value)}
+        {name: value for name, value in zip(unique(names), row, strict=True) if not math.isnan(value)}
         for row in scores.tolist()
     ]
     return {"reward": sums.tolist(), "reward_parts": parts}

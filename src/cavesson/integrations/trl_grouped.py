@@ -80,7 +80,8 @@ class _Watcher:
 
     def generate(self, inputs: Any) -> Any:
         training, now = self._trainer.model.training, self._trainer.state.global_step
-        batch = _Batch(now, "train", self._count) if training else _Batch(max(now - 1, 0), "eval", self._count)
+        before = max(now - 1, self._callback.start)  # the step after which an evaluation is
+        batch = _Batch(now, "train", self._count) if training else _Batch(before, "eval", self._count)
         self._generating = batch
         try:
             output = self._generate(inputs)
@@ -127,7 +128,7 @@ class _Watcher:
 
     def write(self) -> None:
         """Pass all rollouts to the callback and drop them: if a batch is reused later, the policy has changed."""
-        for batch in self._batches:
+        for batch in self._batches if self._callback.records else ():  # not of an evaluation before training
             self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split)
         self._batches = []
 

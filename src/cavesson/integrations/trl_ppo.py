@@ -24,14 +24,11 @@ COLUMNS = {
 
 def watch(trainer: Any, callback: RecorderCallback) -> None:
     """Make ``callback`` read the trainer's local variables when a step's metrics are logged."""
-    written = -1
 
     def read() -> None:
-        nonlocal written
         step = trainer.state.global_step - 1
         variables = _variables(trainer)
-        if step > written and variables is not None:
-            written = step
+        if variables is not None and not callback.has_rollouts(step):
             callback.rollouts(step, _rows(trainer, variables, step), _tokens(variables))
 
     callback.step_ended = read

@@ -22,7 +22,7 @@ import numpy as np
 
 from cavesson.importers.fields import group_of
 from cavesson.integrations.tensors import as_array, without_padding
-from cavesson.record import Lock, Recorder, begin_attempt, write_run
+from cavesson.record import Lock, Recorder, write_run
 from cavesson.record.precision import Array
 
 COLUMNS = {
@@ -55,8 +55,7 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
     folder = Path(folder)
     lock = Lock(folder)
     write_run(folder, {"trainer": "verl", "algorithm": "ppo", "config": _plain(getattr(trainer, "config", None))})
-    attempt = begin_attempt(folder, trainer.global_steps if _started(trainer) else 0)
-    recorder = Recorder(folder, attempt=attempt, lock=lock)
+    recorder = Recorder(folder, lock=lock)  # an attempt begins with its first step, which `fit` reads from a checkpoint
     module = sys.modules[_defining_class(trainer).__module__]
     compute = vars(module)["compute_data_metrics"]
 
@@ -107,10 +106,6 @@ def _truths(others: Mapping[str, Any]) -> list[str | None] | None:
         return None
     found = [row.get("ground_truth") if isinstance(row, Mapping) else None for row in given]
     return [None if truth is None else str(truth) for truth in found]
-
-
-def _started(trainer: Any) -> bool:
-    return isinstance(getattr(trainer, "global_steps", None), int)
 
 
 def _defining_class(trainer: Any) -> type:

@@ -30,13 +30,13 @@ def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int
     for segment in with_steps(found.rows, {step for step, _ in keys}):
         some, at = lines_of_keys(storage, segment, columns, wanted)
         tables, which = tables + some, which + at
-    there = np.concatenate(which)
+    there, first = np.unique(np.concatenate(which), return_index=True)  # a key that is there twice counts once
     if len(there) < len(wanted):
         missing = int(np.setdiff1d(np.arange(len(wanted)), there)[0])
         step, sample = keys[list(place).index(missing)]
         count = counted(_rollouts_of(storage, found, step), "rollout")
         raise UserError(f"{storage.root} has no sample {sample} in step {step}, which has {count}")
-    return union(*tables).take(np.argsort(there)[place])
+    return union(*tables).take(first[place])
 
 
 def fetched_tokens(storage: Storage, found: LiveSegments, keys: Array) -> pa.Table:

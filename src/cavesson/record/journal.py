@@ -1,7 +1,7 @@
 """Keep calls of a recorder on disk until they are in a segment, so that a killed process loses none of them.
 
-A call is one frame: the lengths of two parts, a JSON object, and the bytes of the arrays that it names. A frame that is
-incomplete, because the process was killed while writing it, ends the journal.
+A call is one frame: the lengths and the checksum of two parts, a JSON object, and the bytes of the arrays in it. A
+frame that a kill has cut off, or that a power failure has damaged, ends the journal.
 """
 
 import errno
@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from cavesson.record.writing import Call, Metrics, Rollouts
 if sys.platform != "win32":
     import fcntl
 
-_LENGTHS = struct.Struct("<QQ")
+_HEADER = struct.Struct("<QQI")
 
 
 def journal_name(attempt: int, rank: int) -> str:
@@ -121,18 +122,22 @@ def _frame(call: Call) -> bytes:
     head["arrays"] = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
     text = json.dumps(head, default=lambda value: value.tolist()).encode()
     body = b"".join(array.tobytes() for array in arrays.values())
-    return _LENGTHS.pack(len(text), len(body)) + text + body
+    return _HEADER.pack(len(text), len(body), zlib.crc32(body, zlib.crc32(text))) + text + body
 
 
 def _calls(file: IO[bytes]) -> Iterator[Call]:
     end = os.fstat(file.fileno()).st_size
-    while file.tell() + _LENGTHS.size <= end:
-        text, body = _LENGTHS.unpack(file.read(_LENGTHS.size))
-        if not text or file.tell() + text + body > end:
+    while file.tell() + _HEADER.size <= end:
+        size, more, checksum = _HEADER.unpack(file.read(_HEADER.size))
+        if not size or file.tell() + size + more > end:
             return
-        head = json.loads(file.read(text))
-        arrays = {name: np.frombuffer(file.read(np.dtype(kind).itemsize * count), kind)
-                  for name, kind, count in head["arrays"]}  # fmt: skip
+        text, body = file.read(size), file.read(more)
+        if zlib.crc32(body, zlib.crc32(text)) != checksum:
+            return
+        head, start, arrays = json.loads(text), 0, {}
+        for name, kind, count in head["arrays"]:
+            arrays[name] = np.frombuffer(body, kind, count, start)
+            start += arrays[name].nbytes
         if "metrics" in head:
             yield Metrics(head["step"], head["metrics"])
         else:

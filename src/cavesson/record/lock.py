@@ -42,6 +42,12 @@ def is_free(folder: Path) -> bool:
     return folder.is_dir() and all(p.name in OWN or p.name.startswith(_BEGUN) for p in folder.iterdir())
 
 
+def written_elsewhere(files: Storage) -> bool:
+    """Return whether a process of another machine writes the run, or was killed while it did."""
+    owner = _owner(files)
+    return owner is not None and owner["host"] != platform.node()
+
+
 class LockedError(UserError):
     """Raised if another process is writing the run."""
 

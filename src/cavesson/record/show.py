@@ -207,7 +207,7 @@ def _show_extremes(
     where = f"AND split {'=' if split == HELD_OUT else 'IS DISTINCT FROM'} '{HELD_OUT}'"
     where += "" if step is None else f" AND step = {step:d}"
     column = order.split()[0]
-    query = f"SELECT step, sample FROM rows WHERE {column} IS NOT NULL {where}"
+    query = f"SELECT step, sample FROM rows WHERE {column} IS NOT NULL AND NOT isnan({column}) {where}"
     keys = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
     lines = run.fetch(keys, ["step", "sample", "reward", "kl_k1", *TEXTS]).to_pylist()
     if lines:

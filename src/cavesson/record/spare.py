@@ -10,6 +10,7 @@ import pyarrow as pa
 from cavesson.record.compaction import write_rollouts
 from cavesson.record.journal import abandoned
 from cavesson.record.keys import rollout_keys
+from cavesson.record.lock import written_elsewhere
 from cavesson.record.precision import Array
 from cavesson.record.segments import Segment, listing
 from cavesson.record.storage import Folder, Location, Storage, small_table, storage
@@ -21,7 +22,8 @@ _JOURNAL = re.compile(r"\.journal-(\d{4,})-(\d{4,})")
 def recover(place: Location) -> None:
     """Add what killed processes had recorded but not written to segments; the journals of running ones stay."""
     files = storage(place)
-    if (folder := files.growing("record")) is None:
+    folder = files.growing("record")
+    if folder is None or written_elsewhere(files):  # a shared file system may not show the locks of other machines
         return
     for name in files.names("record"):
         match = _JOURNAL.fullmatch(name)
