@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, quiet, settings
+from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, pairs, quiet, settings
 
 import cavesson
 from cavesson.algorithms.sft import SFT
@@ -12,6 +12,7 @@ from cavesson.errors import UserError
 from cavesson.models.neftune import neftune
 from cavesson.models.sequences import lay_out
 from cavesson.models.trained import load_trained
+from cavesson.train.run import Training
 from cavesson.types import Batch, Scores
 
 LAYOUTS = ("packed", "grouped", "padded")
@@ -147,3 +148,15 @@ def test_what_a_stream_drops_is_counted_at_the_end(tmp_path: Path, capsys: pytes
     build("sft", tmp_path / "memory", rows, steps=1, **limits).run()
     said = [line for line in capsys.readouterr().out.splitlines() if "longer than" in line]
     assert said == [counted.replace("/rows", "/memory/rows")]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "reward-model", "dpo"])
+def test_other_examples_than_those_of_the_run_are_refused(tmp_path: Path, algorithm: str):
+    rows = demonstrations() if algorithm == "sft" else pairs()
+    changes = {"steps": 2, "checkpoint__every": 1}
+    finish(algorithm, tmp_path, rows, **changes)
+    more = changes | {"steps": 3}
+    other = settings(algorithm, tmp_path, [rows[1], rows[0], *rows[2:]], **more)
+    with pytest.raises(UserError, match="run was started with other examples; resume it with the data as it was then"):
+        Training(other, resume=True)
+    assert Training(settings(algorithm, tmp_path, rows, **more), resume=True).run(quiet).metrics

@@ -9,7 +9,7 @@ from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy, build_policy
 from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings
 from cavesson.models.tiny import tiny_model
-from cavesson.sampling.responses import eos_token_ids
+from cavesson.sampling.responses import Growing, StopTexts, eos_token_ids
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 
@@ -58,7 +58,7 @@ def test_rows_that_have_ended_leave_the_batch(tokenizer, make):
         _, alone = sampled(policy, tokenizer, [text], first_row=row, eos_token_ids=MANY_EOS, max_new_tokens=24)
         assert tokens(alone) == tokens(together)[row : row + 1]
         mine = together.sampler_logprob[row, : lengths[row]]
-        torch.testing.assert_close(alone.sampler_logprob[0], mine, atol=1e-5, rtol=0)
+        torch.testing.assert_close(alone.sampler_logprob[0, : lengths[row]], mine, atol=1e-5, rtol=0)
 
 
 def test_rows_steps_and_seeds_have_their_own_draws(tokenizer):
@@ -230,3 +230,16 @@ def test_prompts_are_not_written(tokenizer):
     copies = {name: column.clone() for name, column in batch.columns.items()}
     Sampler(sharp_policy(), tokenizer, SamplingSettings(max_new_tokens=2), 0).sample(batch, 0, range(len(batch)))
     assert all(torch.equal(batch[name], copy) for name, copy in copies.items())
+
+
+@pytest.mark.parametrize("longest", [0, 1, 2, 3])
+def test_responses_have_two_columns_at_least(tokenizer, longest):
+    """Processes that share weights make the same passes, also where the responses of one are a single token."""
+    growing = Growing(2, np.array([4, 4]), [0], StopTexts(tokenizer, []))
+    growing.ids = [[5] * longest, []]
+    found = growing.responses(torch.full((2, max(1, longest)), -1.0), torch.ones(2, max(1, longest)).long(), 1)
+    width = max(2, longest)
+    columns = (found.response_ids, found.mask, found.sampler_logprob, found.versions)
+    assert [column.shape for column in columns] == [(2, width)] * 4
+    assert found.mask.sum(1).tolist() == [longest, 0]
+    assert found.sampler_logprob.sum().item() == -longest
