@@ -60,15 +60,19 @@ def compute_data_metrics(batch, use_critic=True):
     return {"critic/score/mean": 1.5}
 logged = []
 """
-    exec(source, vars(module))
-    vars(module)["make"] = verl_batch
     monkeypatch.setitem(sys.modules, "verl_ray_trainer", module)
-    module.RayPPOTrainer.__module__ = "verl_ray_trainer"
-    trainer = module.RayPPOTrainer()
-    trainer.tokenizer, trainer.config, trainer.steps = Letters(), {"algorithm": {"adv_estimator": "grpo"}}, (1, 2)
-    recorder = verl.record(trainer, tmp_path / "run")
-    trainer.fit()
-    recorder.close()
+
+    def process(*steps):
+        exec(source, vars(module))
+        vars(module)["make"] = verl_batch
+        module.RayPPOTrainer.__module__ = "verl_ray_trainer"
+        trainer = module.RayPPOTrainer()
+        trainer.tokenizer, trainer.config, trainer.steps = Letters(), {"algorithm": {"adv_estimator": "grpo"}}, steps
+        recorder = verl.record(trainer, tmp_path / "run")
+        trainer.fit()
+        recorder.close()
+
+    process(1, 2)
     assert module.logged == [{"critic/score/mean": 1.5}] * 2
     run = open_run(tmp_path / "run")
     assert run.info["config"] == {"algorithm": {"adv_estimator": "grpo"}}
@@ -93,10 +97,7 @@ logged = []
     assert run.tokens(1, 1)["token_id"].to_pylist() == [6, 8]
     assert run.tokens(1, 1)["advantage"].to_pylist() == [-0.5, -0.5]
     # Another process goes on from a checkpoint, whose step only `fit` knows.
-    trainer.steps = (2, 3)
-    recorder = verl.record(trainer, tmp_path / "run")
-    trainer.fit()
-    recorder.close()
+    process(2, 3)
     steps = open_run(tmp_path / "run").steps().to_pylist()
     assert [(line["step"], line["attempt"]) for line in steps] == [(1, 0), (2, 1), (3, 1)]
 
