@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cavesson.integrations import openrlhf, trl_grouped, verl
-from cavesson.integrations.trl import RecorderCallback, reward_rows
+from cavesson.integrations.trl import RecorderCallback, reward_rows, unique
 from cavesson.record import open as open_run
 from cavesson.record.padding import padded
 
@@ -153,6 +153,34 @@ def test_a_second_training_records_its_own_steps(tmp_path):
         (0, 0, 0.0, 0.0), (1, 0, 1.0, None), (2, 1, 4.0, 2.0), (3, 1, 5.0, None)
     ]  # fmt: skip
     assert run.rows(["step", "sample"]).to_pylist() == [{"step": step, "sample": 0} for step in range(4)]
+
+
+def test_training_goes_on_after_it_was_interrupted_in_a_step(tmp_path):
+    """As in a notebook whose cell was stopped before the step ended."""
+    callback, state = RecorderCallback(tmp_path / "run"), SimpleNamespace(global_step=0)
+    held = []
+
+    def write():
+        for step in held if callback.records else ():
+            callback.rollouts(step, {"prompt": ["p"], "response": [f"of {step}"], "reward": [1.0]}, {})
+        held.clear()
+
+    callback.step_ended = write
+    for start, steps, last in ((0, (0, 1, 2), True), (1, (1, 2), False)):
+        state.global_step = start
+        callback.on_train_begin(Arguments(), state, None)
+        for step in steps:
+            held.append(step)
+            if not (last and step == 2):
+                state.global_step = step + 1
+                callback.on_step_end(Arguments(), state, None)
+    callback.on_train_end(Arguments(), state, None)
+    found = open_run(tmp_path / "run").rows(["step", "attempt", "response"]).to_pylist()
+    assert [tuple(row.values()) for row in found] == [(0, 0, "of 0"), (1, 1, "of 1"), (2, 1, "of 2")]
+
+
+def test_repeated_names_get_numbers_that_no_other_has():
+    assert unique(["a", "a", "a_2", "b", "a"]) == ["a", "a_3", "a_2", "b", "a_4"]
 
 
 def test_an_evaluation_before_training_is_not_recorded(tmp_path):

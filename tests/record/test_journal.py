@@ -81,13 +81,16 @@ def test_a_frame_that_a_kill_cut_ends_the_journal(folder):
 
 
 @pytest.mark.parametrize("where", [0.3, 0.301, 0.305])
-def test_a_damaged_frame_ends_the_journal(folder, where):
+def test_a_damaged_frame_ends_the_journal_and_the_rest_is_kept(folder, where, capsys):
     last = killed_run(folder)
     (path,) = folder.glob("record/.journal-*")
     with path.open("r+b") as file:
         file.seek(int(path.stat().st_size * where))
         file.write(bytes(64))  # what a page holds that was never written
+    content = path.read_bytes()
     run = cavesson.open(folder)
+    assert "power failure" in capsys.readouterr().err
+    assert (folder / "record" / f"{path.name}.damaged").read_bytes() == content
     steps = run.rows(["step"])["step"].unique().to_pylist()
     assert steps == list(range(len(steps))) and 1 < len(steps) < last
     run.arrow("tokens", steps=range(len(steps))).validate(full=True)
@@ -100,7 +103,8 @@ def test_a_reader_on_another_machine_leaves_the_journal_alone(folder):
     writer = json.loads((folder / "writer.json").read_text())
     (folder / "writer.json").write_text(json.dumps(writer | {"host": "another"}))
     assert cavesson.open(folder).rows(["step"])["step"].to_pylist() == [0] * 5
-    (folder / "writer.json").write_text(json.dumps(writer))
+    long_ago = time.time() - 4000
+    os.utime(folder / "writer.json", (long_ago, long_ago))
     assert len(cavesson.open(folder).rows(["step"])) > 5
 
 

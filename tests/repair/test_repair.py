@@ -277,7 +277,7 @@ def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: 
     monkeypatch.chdir(run)
     verify(Path(), steps=5, train=train)  # the forks are those beside the folder
     assert calls == [("changed", 3), ("unchanged", 3), ("changed", 5), ("unchanged", 5)]
-    with pytest.raises(UserError, match="have 5 steps; remove them to train 4 steps"):
+    with pytest.raises(UserError, match="have done 5 steps; remove them to train 4 steps"):
         verify(run, steps=4, train=train)
     with pytest.raises(UserError, match="begin at step 0; remove them to begin at step 4"):
         verify(run, start=4, train=train)

@@ -120,7 +120,7 @@ def test_texts_that_are_cut_are_said_once(folders, kind, caplog):
     assert not caplog.records
     assert [reward(["", ""], [fits, fits + "defg"]) for _ in range(2)] == [pytest.approx(first * 2, abs=1e-5)] * 2
     (said,) = caplog.messages
-    assert path in said and "what is behind them has no effect" in said
+    assert path in said and "the rest has no effect" in said
 
 
 @pytest.mark.parametrize("kind", ["classifier", "pipeline"])

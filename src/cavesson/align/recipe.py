@@ -11,6 +11,7 @@ from cavesson.align.stages import COMPARE, ComparisonSettings, ComparisonStage, 
 from cavesson.config import Settings, check, describe, load
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
+from cavesson.tools.settings import HELD_OUT, ResponseSettings
 
 COMMANDS = (*ALGORITHMS, COMPARE)
 REFERENCE = re.compile(r"\{(\w+)\}")
@@ -111,7 +112,8 @@ def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 
 def _known(common: Mapping[str, Any], kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """Return those of the common settings that this kind of stage has."""
-    names = {name for name, *_ in describe(kind)}
+    unused = {f"data.{name}" for name in HELD_OUT} if issubclass(kind, ResponseSettings) else set()
+    names = {name for name, *_ in describe(kind)} - unused
     groups = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
     kept: dict[str, Any] = {}
     for key, value in common.items():

@@ -26,7 +26,7 @@ from cavesson.record.writable import check_writable
 from cavesson.text.counting import counted
 
 AT_ONCE = 16 << 20
-"""Bytes of source that a process holds at a time before they are written."""
+"""Bytes of source, or of rollouts in memory, that a process holds at a time before they are written."""
 WORTH = 4
 """So many portions are worth the start of a further process."""
 WAIT = 0.5

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,10 @@ class RecorderCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin an attempt and write the information about the run."""
+        if self._recorder is not None:  # of a training that was interrupted
+            self._recorder.close()
+            self._recorder = None
+            self.step_ended()  # drops the rollouts of the step that did not end
         self._rank, self._world, self.start = args.process_index, args.world_size, state.global_step
         self._samples.clear()
         self._metrics.clear()
@@ -222,11 +227,10 @@ def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, l
 
 def unique(names: Sequence[str]) -> list[str]:
     """Return the names, with a number where one is repeated: ``reward``, ``reward_2``."""
-    seen: Counter[str] = Counter()
-    found = []
+    found: list[str] = []
     for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        numbered = (f"{name}_{number}" for number in count(2))
+        found.append(name if name not in found else next(one for one in numbered if one not in {*found, *names}))
     return found
 
 
@@ -234,8 +238,9 @@ def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -
     """Return rewards and their parts from ``scores`` [B, K], in which NaN marks a missing score."""
     sums = np.nansum(scores * np.asarray(weights, np.float64), axis=1)
     sums[np.isnan(scores).all(axis=1)] = math.nan
+    names = unique(names)
     parts = [
-        {name: value for name, value in zip(unique(names), row, strict=True) if not math.isnan(value)}
+        {name: value for name, value in zip(names, row, strict=True) if not math.isnan(value)}
         for row in scores.tolist()
     ]
     return {"reward": sums.tolist(), "reward_parts": parts}

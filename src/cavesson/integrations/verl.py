@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def record(trainer: Any, folder: Path | str) -> Recorder:
-    """Record every step from now on; call this once, before ``fit``.
+    """Record every step from now on; call this once in a process, before ``fit``.
 
     Args:
         trainer: verl's ``RayPPOTrainer`` or a subclass. Its ``tokenizer`` and ``global_steps`` are used, and the

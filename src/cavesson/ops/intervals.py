@@ -29,7 +29,7 @@ def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inter
 
 
 def half_width(error: float, free: float | int) -> float:
-    """Return half of a 95 % interval of an estimate.
+    """Return half the width of the 95 % interval of an estimate.
 
     Args:
         error: standard error of the estimate.

@@ -102,11 +102,12 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _relative_to_peak(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Subtract each row's largest logit, in place; return it, log Σ exp of the rest, and the entropy, `[N]` each."""
+    """Subtract each row's largest logit, in place; return it, log Σ exp of the differences, and the entropy, `[N]`."""
     peak = logits.amax(-1)
     relative = logits.sub_(peak[:, None]).exp()
     total = relative.sum(-1)
-    return peak, total.log(), total.log() - torch.linalg.vecdot(relative, logits) / total
+    log_total = total.log()
+    return peak, log_total, log_total - relative.mul_(logits).sum(-1) / total
 
 
 def _logit_gradient(

@@ -17,6 +17,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from cavesson.errors import print_error
 from cavesson.record.storage import Storage
 from cavesson.record.writing import Call, Metrics, Rollouts
 
@@ -106,8 +107,15 @@ def abandoned(path: Path) -> Iterator[list[Call]]:
         if not os.fstat(file.fileno()).st_size or not _locked(file):
             yield []
             return
-        yield list(_calls(file))
-        path.unlink(missing_ok=True)
+        calls, is_damaged = _read(file)
+        yield calls
+        if is_damaged:
+            kept = path.replace(path.with_name(f"{path.name}.damaged"))
+            print_error(
+                f"cavesson: a power failure damaged the journal of {path.parent.parent}; what is left is in {kept}"
+            )
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _frame(call: Call) -> bytes:
@@ -125,21 +133,23 @@ def _frame(call: Call) -> bytes:
     return _HEADER.pack(len(text), len(body), zlib.crc32(body, zlib.crc32(text))) + text + body
 
 
-def _calls(file: IO[bytes]) -> Iterator[Call]:
-    end = os.fstat(file.fileno()).st_size
+def _read(file: IO[bytes]) -> tuple[list[Call], bool]:
+    """Return the calls in a journal up to the first damaged frame, and whether there is one."""
+    end, calls = os.fstat(file.fileno()).st_size, list[Call]()
     while file.tell() + _HEADER.size <= end:
         size, more, checksum = _HEADER.unpack(file.read(_HEADER.size))
-        if not size or file.tell() + size + more > end:
-            return
+        if file.tell() + size + more > end:
+            break
         text, body = file.read(size), file.read(more)
-        if zlib.crc32(body, zlib.crc32(text)) != checksum:
-            return
+        if not size or zlib.crc32(body, zlib.crc32(text)) != checksum:
+            return calls, True
         head, start, arrays = json.loads(text), 0, {}
         for name, kind, count in head["arrays"]:
             arrays[name] = np.frombuffer(body, kind, count, start)
             start += arrays[name].nbytes
         if "metrics" in head:
-            yield Metrics(head["step"], head["metrics"])
+            calls.append(Metrics(head["step"], head["metrics"]))
         else:
             texts = {name: np.array(values, np.object_) for name, values in head["texts"].items()}
-            yield Rollouts(head["step"], head["rows"], arrays | texts, head["measured"])
+            calls.append(Rollouts(head["step"], head["rows"], arrays | texts, head["measured"]))
+    return calls, False

@@ -31,6 +31,9 @@ HEARTBEAT = 20.0
 SILENCE = 120.0
 """Seconds without a heartbeat after which a process on another machine counts as dead."""
 
+FORGOTTEN = 3600.0
+"""Seconds after which a silent process on another machine counts as dead, whatever the clocks of both say."""
+
 _held: dict[str, "Lock"] = {}
 """The locks of this process by their files on this machine."""
 
@@ -43,9 +46,11 @@ def is_free(folder: Path) -> bool:
 
 
 def written_elsewhere(files: Storage) -> bool:
-    """Return whether a process of another machine writes the run, or was killed while it did."""
-    owner = _owner(files)
-    return owner is not None and owner["host"] != platform.node()
+    """Return whether a process of another machine writes the run, or did within the last hour and was killed."""
+    owner, path = _owner(files), files.growing(WRITER)
+    if owner is None or path is None or owner["host"] == platform.node():
+        return False
+    return time.time() - path.stat().st_mtime < FORGOTTEN
 
 
 class LockedError(UserError):

@@ -55,7 +55,7 @@ class Rollout(NamedTuple):
 def open(run: Location) -> "Run":
     """Open a run for reading.
 
-    What a killed process had recorded and not yet written to segments is added to the record first.
+    What a killed process of this machine had recorded and not yet written to segments is added to the record first.
 
     Args:
         run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.

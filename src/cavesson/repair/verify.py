@@ -17,6 +17,7 @@ from cavesson.repair.compare import COLUMNS, Compared, compare
 from cavesson.repair.fork import fork, is_done, resume
 from cavesson.repair.plan import Plan, check_run, chosen, new_plan, read_plan
 from cavesson.text.counting import counted
+from cavesson.train.checkpoint import between_steps
 
 Train = Callable[[Path, int], None]
 """Resumes the run in a folder and trains it up to a step."""
@@ -111,6 +112,11 @@ def verify(
     return Outcome(plan, folder, diagnose(changed, rules), diagnose(unchanged, rules), reward)
 
 
+def _done(folder: Path, start: int) -> int:
+    """Return the number of steps that one of the forks has done."""
+    return max((step - start for name in ("changed", "unchanged") for step in between_steps(folder / name)), default=0)
+
+
 def _plan(folder: Path, new: Callable[[], Plan], steps: int | None, start: int | None) -> Plan:
     """Return the plan of forks that exist, perhaps for more steps, or a new one."""
     file = folder / "plan.json"
@@ -120,10 +126,8 @@ def _plan(folder: Path, new: Callable[[], Plan], steps: int | None, start: int |
         folder.mkdir(exist_ok=True)
     elif start not in (None, plan.start):
         raise UserError(f"the forks in {folder} begin at step {plan.start}; remove them to begin at step {start}")
-    elif steps is not None and steps < plan.end - plan.start:
-        raise UserError(
-            f"the forks in {folder} have {plan.end - plan.start} steps; remove them to train {counted(steps, 'step')}"
-        )
+    elif steps is not None and steps < (done := _done(folder, plan.start)):
+        raise UserError(f"the forks in {folder} have done {done} steps; remove them to train {counted(steps, 'step')}")
     elif steps is not None:
         plan = replace(plan, end=plan.start + steps)
     plan.write(file)

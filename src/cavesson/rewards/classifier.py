@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _NO_LIMIT = 10**9
 """What transformers gives for a tokenizer without a longest text is longer than this."""
-CUT = "the reward model %s reads at most %d tokens of a prompt with its response; what is behind them has no effect"
+CUT = "the reward model %s reads at most %d tokens of a prompt with its response; the rest has no effect"
 
 
 class ClassifierReward:

@@ -68,7 +68,8 @@ class PipelineReward:
     def _note_cut(self, texts: Sequence[str]) -> None:
         """Say once that texts are cut, if some have more tokens than the model reads."""
         longest = self.pipe.tokenizer.model_max_length
-        long = [text for text in texts if len(text.encode()) > longest]  # a token has at least one byte
+        room = longest - self.pipe.tokenizer.num_special_tokens_to_add()
+        long = [text for text in texts if len(text.encode()) > room]  # a token has at least one byte
         if self.has_cut or not long:
             return
         self.has_cut = any(len(ids) > longest for ids in self.pipe.tokenizer(long, verbose=False)["input_ids"])

@@ -134,7 +134,7 @@ class Growing:
         return [place for place, row in enumerate(rows) if not self.reasons[row]]
 
     def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
-        """Return the responses; of the other columns, `[B, ≥ T]`, only what belongs to their tokens is kept."""
+        """Return the responses; of the other columns, which have all tokens, only what belongs to these is kept."""
         width = max(2, max(map(len, self.ids)))  # the least that a batch keeps (`Batch._cut`)
         padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
         lengths = torch.tensor([len(ids) for ids in self.ids])

@@ -56,10 +56,17 @@ class ResponseSettings(UseSettings):
         return self
 
 
+HELD_OUT = ("validation", "validation_path", "validation_split")
+"""Settings of data that hold rows out of training."""
+
+
 def _check_nothing_held_out(name: str, data: DataSettings) -> None:
-    for part in ("validation", "validation_path", "validation_split"):
+    for part in HELD_OUT:
         if getattr(data, part):
-            raise ValueError(f"{name}.{part} holds rows out of training, and nothing is trained here: use {name}.path")
+            raise ValueError(
+                f"{name}.{part} holds rows out of training, and nothing is trained here: "
+                f"choose the rows with {name}.path and {name}.split"
+            )
 
 
 class GenerateSettings(ResponseSettings):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -95,10 +96,9 @@ class ExampleTrainer(Trainer):
 
     def describe(self) -> dict[str, Any]:
         train, held_out = self.examples.train, self.examples.held_out
-        found: dict[str, Any] = {"train": train.size, "held_out": len(held_out)}
-        if isinstance(train, InMemory | Mixed):  # a stream would have to be read to its end
-            found["fingerprint"] = fingerprint([*train.items, *held_out])
-        return {"examples": found}
+        known = train.items if isinstance(train, InMemory | Mixed) else []  # a stream would have to be read to its end
+        seen = fingerprint(chain(known, held_out))
+        return {"examples": {"train": train.size, "held_out": len(held_out), "fingerprint": seen}}
 
     def notes(self) -> list[str]:
         return [*self.remarks, *self.examples.notes()]

@@ -102,7 +102,7 @@ def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_st
 def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint without the batches of later steps if a fork begins with it.
 
-    The run sampled them with its own settings, while the fork samples with others.
+    The run sampled them. A fork samples its own, so that a fork with other settings and one without do the same.
     """
     begins = run_info(folder).get("fork", {}).get("step") == checkpoint.step and "updates" not in checkpoint.state
     return checkpoint._replace(batches={**checkpoint.batches, "ahead": []}) if begins else checkpoint
