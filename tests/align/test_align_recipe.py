@@ -91,6 +91,14 @@ def test_flags_reach_every_stage_and_the_common_settings(tmp_path: Path) -> None
     assert ppo.settings.kl.coef == 0.5
 
 
+def test_rows_that_are_held_out_of_training_are_no_concern_of_a_comparison(tmp_path: Path) -> None:
+    sft, ppo, compare = read(tmp_path, RECIPE, "--common.data.validation", "0.25")
+    assert (sft.settings.data.validation, ppo.settings.data.validation) == (0.25, 0.25)
+    assert compare.settings.data.validation == 0
+    said = mistake(tmp_path, RECIPE, "--compare.data.validation", "0.25")
+    assert "data.validation holds rows out of training, and nothing is trained here" in said
+
+
 def test_only_a_whole_value_is_a_reference(tmp_path: Path) -> None:
     recipe = '[sft]\n[ppo]\nmodel.path = "a{sft}"\nsampling.stop = ["{", "{}", "x {sft}"]'
     ppo = read(tmp_path, recipe)[1]
