@@ -92,10 +92,11 @@ def test_flags_reach_every_stage_and_the_common_settings(tmp_path: Path) -> None
 
 
 def test_rows_that_are_held_out_of_training_are_no_concern_of_a_comparison(tmp_path: Path) -> None:
-    sft, ppo, compare = read(tmp_path, RECIPE, "--common.data.validation", "0.25")
+    held_out = "data.validation = 0.25\n"
+    sft, ppo, compare = read(tmp_path, RECIPE.replace("[common]\n", f"[common]\n{held_out}"))
     assert (sft.settings.data.validation, ppo.settings.data.validation) == (0.25, 0.25)
     assert compare.settings.data.validation == 0
-    said = mistake(tmp_path, RECIPE, "--compare.data.validation", "0.25")
+    said = mistake(tmp_path, RECIPE.replace("[compare]\n", f"[compare]\n{held_out}"))
     assert "data.validation holds rows out of training, and nothing is trained here" in said
 
 
