@@ -4,7 +4,8 @@
     cavesson board runs/own
 
 Nothing here is Cavesson's but the recorder: `rollouts` takes texts, rewards and one list of numbers per response,
-`metrics` takes whatever you measure. A loop that is started again continues the same record.
+`metrics` takes whatever you measure. A loop that is started again begins a new attempt: from its
+first step on, its data replaces the earlier data.
 """
 
 import sys
