@@ -24,7 +24,7 @@ FLAGS = {
     "ppo": [
         *("--kl.target", "1", "--value.kind", "separate", "--kl.estimator", "full", "--ppo.entropy_coef", "0.1"),
         *("--update.target_policy_kl", "1", "--update.epochs", "2", "--update.mini_batches", "2", *SHAPING),
-        *("--cleaning.discard", "too_short", "--cleaning.discard_reward", "-9"),
+        *("--cleaning.discard", "too_short", "--cleaning.discard_reward", "-9", "--ppo.importance", "2"),
         *HELD_OUT,
     ],
     "grpo": [
@@ -32,7 +32,7 @@ FLAGS = {
         *("--grpo.overlong", "penalty", "--grpo.overlong_buffer", "2", "--grpo.importance", "2"),
         *HELD_OUT,
     ],
-    "rloo": [*GROUPS, *HELD_OUT],
+    "rloo": [*GROUPS, "--rloo.importance", "2", *HELD_OUT],
     "raft": ["--raft.k", "2", "--reference.kind", "copy", *HELD_OUT],
     "sft": ["--data.columns.response", "chosen", *PAIRS],
     "reward-model": PAIRS,
