@@ -14,6 +14,7 @@ from browser_helpers import BATCH, STEPS, BoardProcess, go, opened, parsed, reco
 from playwright.sync_api import Page, expect
 
 import cavesson
+from cavesson.index.folder import PROBLEM
 
 # Writes the steps 2 to 4 of the run in argv[2], each when it is told to by a line on its standard input.
 WRITER = """
@@ -173,6 +174,47 @@ def test_a_star_that_cannot_be_kept_says_so(browser, board_told):
             expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_a_note_that_cannot_be_kept_stays_in_the_field(browser, tmp_path):
+    folder = record_run(tmp_path / "noted", steps=2)
+    with (
+        BoardProcess(folder) as board,
+        opened(browser, f"{board.address}/responses?at=0.3", forgiven="status of 409") as page,
+    ):
+        star, note = page.locator(".detail button.star"), page.get_by_role("textbox", name="Note", exact=True)
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+            star.click()
+        page.route("**/stars/**", lambda route: route.fulfill(status=409, json={"error": "the disk is full"}))
+        note.fill("a long thought")
+        note.press("Escape")
+        expect(page.get_by_role("alert")).to_have_text("the disk is full")
+        expect(note).to_have_value("a long thought")
+        page.unroute("**/stars/**")
+        note.press("!")
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+            note.press("Escape")
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_what_is_typed_while_the_address_changes_is_kept(browser, board_told):
+    """The address follows the field after a pause; what is typed just then must not be lost."""
+    with opened(browser, f"{board_told.address}/responses") as page:
+        field = page.locator('input[type="search"]').first
+        field.click()
+        for count, letter in enumerate("a longer text to look for", 1):
+            page.keyboard.press("Space" if letter == " " else letter)
+            page.wait_for_timeout(105 + 7 * (count % 6))  # about as long as the pause
+        expect(field).to_have_value("a longer text to look for")
+
+
+def test_why_the_index_does_not_grow_is_said(browser, tmp_path):
+    folder = record_run(tmp_path / "broken", steps=2)
+    with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:
+        page.locator('.tr[aria-rowindex="1"]').wait_for()
+        (folder / "index" / PROBLEM).write_text("the index cannot be updated: no space left")
+        page.reload()
+        expect(page.get_by_role("alert")).to_have_text("the index cannot be updated: no space left")
+
+
 def export(page: Page) -> None:
     page.get_by_role("button", name="Export").click()
 
@@ -204,6 +246,11 @@ def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
         file = saved(page, page.get_by_role("button", name="This table with its first").click, tmp_path)
     with opened(browser, f"file://{file}", offline=True) as page:
         page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
+        assert page.locator(".table .chunk .tr").all_inner_texts()[:20] == rows
+        page.locator(".table").hover()
+        page.mouse.wheel(0, 120)  # asks for what the file does not have
+        page.mouse.wheel(0, -120)
+        settle(page)
         assert page.locator(".table .chunk .tr").all_inner_texts()[:20] == rows
         page.locator('.tr[aria-rowindex="2"] .td').first.click()
         title = page.locator(".detail h2").inner_text()

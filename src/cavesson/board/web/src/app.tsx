@@ -71,6 +71,11 @@ function Board() {
             {error}
           </div>
         )}
+        {run.problem && (
+          <div class="banner error" role="alert">
+            {run.problem}
+          </div>
+        )}
         <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
       </div>
       {missing === null ? (

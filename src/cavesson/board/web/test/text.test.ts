@@ -6,6 +6,7 @@ import { beginning, direction, visible } from "../src/maths/text";
 test("control characters and direction marks are seen, not obeyed", () => {
   assert.equal(visible("a\u0000b\u001b[31m\u007f"), "a⟨NUL⟩b⟨ESC⟩[31m⟨U+007F⟩");
   assert.equal(visible("\u202eevil\u202c"), "⟨RLO⟩evil⟨PDF⟩");
+  assert.equal(visible("a\u200b\u2063b"), "a⟨U+200B⟩⟨U+2063⟩b");
   assert.equal(visible("line\n\ttab"), "line\n\ttab");
   assert.equal(visible("\ud800x\udc00"), "⟨D800⟩x⟨DC00⟩");
   assert.equal(visible("😀é中"), "😀é中");

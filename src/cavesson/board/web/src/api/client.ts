@@ -27,7 +27,7 @@ const KEPT = 300;
 const answers = new Map<string, Promise<unknown>>();
 
 /** Every answer given since the view was opened, for the export. */
-const used = new Set<string>();
+const used = new Map<string, Promise<unknown>>();
 
 /** Whether what is asked for is only expected to be wanted: it is remembered, but no view has used it. */
 let early = false;
@@ -63,14 +63,14 @@ export function getBytes(url: string): Promise<ArrayBuffer> {
 }
 
 function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> {
-  if (!early) used.add(url);
   const known = answers.get(url);
+  const answer = known ?? (inSnapshot ? snapshotAnswer(url) : ask());
+  if (!early) used.set(url, answer);
   if (known) {
     answers.delete(url);
     answers.set(url, known);
     return known;
   }
-  const answer = inSnapshot ? snapshotAnswer(url) : ask();
   answers.set(url, answer);
   answer.catch(() => answers.delete(url));
   if (!firstShown && first.push(answer) === 1) queueMicrotask(() => (firstShown = shown(first)));
@@ -156,15 +156,12 @@ export function forgetMatching(matches: (url: string) => boolean): void {
 
 /** What the frame around the views uses stays used. */
 export function beginView(): void {
-  for (const url of used) if (!url.endsWith("/findings")) used.delete(url);
+  for (const url of used.keys()) if (!url.endsWith("/findings")) used.delete(url);
 }
 
 /** The answers that the present view has used, by address. */
 export async function usedAnswers(): Promise<Map<string, unknown>> {
   const found = new Map<string, unknown>();
-  for (const url of used) {
-    const answer = answers.get(url);
-    if (answer) found.set(url, await answer.catch(() => undefined));
-  }
+  for (const [url, answer] of used) found.set(url, await answer.catch(() => undefined));
   return found;
 }

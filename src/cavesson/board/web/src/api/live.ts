@@ -1,20 +1,42 @@
 /** Follows running runs: the server says what was added, after the last message this page has seen. */
 
+import { address, forgetMatching } from "./client";
 import type { LiveEvent } from "./types";
 import { inSnapshot } from "./snapshot";
-import { grow } from "../state/board";
+import { grow, loadRuns } from "../state/board";
 import { createStore } from "../state/store";
 
 type Connection = "off" | "open" | "lost";
 
 export const connection = createStore<Connection>("off");
 
+/** After an answer that is not a stream, such as a proxy's, the browser does not connect again by itself. */
+const RETRY_MS = 3000;
+
+/** A run that ends or dies sends no message. */
+const LOOK_MS = 30_000;
+
 export function follow(): void {
   if (inSnapshot) return;
-  const source = new EventSource("api/events"); // reconnects by itself, with Last-Event-ID
+  listen("");
+  setInterval(() => {
+    forgetMatching((url) => url === "api/runs");
+    void loadRuns();
+  }, LOOK_MS);
+}
+
+/** @param after the last message that this page has seen */
+function listen(after: string): void {
+  const source = new EventSource(address("events", { after })); // reconnects with Last-Event-ID
   source.onopen = () => connection.set("open");
-  source.onerror = () => connection.set("lost");
-  source.onmessage = (message: MessageEvent<string>) => soon((JSON.parse(message.data) as LiveEvent).run);
+  source.onerror = () => {
+    connection.set("lost");
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(after), RETRY_MS);
+  };
+  source.onmessage = (message: MessageEvent<string>) => {
+    after = message.lastEventId;
+    soon((JSON.parse(message.data) as LiveEvent).run);
+  };
 }
 
 /** A run that grows faster than this is looked at this often. */

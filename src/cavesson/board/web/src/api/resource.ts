@@ -34,7 +34,8 @@ export function useResource<T>(
     let current = true;
     load(key).then(
       (data) => current && hold({ key, data, error: null }),
-      (error: unknown) => current && hold((before) => ({ key, data: before.data, error: messageOf(error) })),
+      (error: unknown) =>
+        current && hold((before) => ({ key, data: before.key === key ? before.data : null, error: messageOf(error) })),
     );
     return () => {
       current = false;

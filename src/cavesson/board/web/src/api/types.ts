@@ -17,6 +17,8 @@ export interface RunSummary {
   tokens: number | null;
   live: boolean;
   indexed: number;
+  /** why the index does not grow; null if it does */
+  problem: string | null;
   columns: RunColumns;
 }
 
@@ -160,11 +162,12 @@ export interface Group {
 }
 
 export interface NeverBeats {
-  group: number;
+  group: Maybe;
   prompt: string;
   tries: number;
   best_gap: Maybe;
   last_step: number;
+  last_sample: number;
 }
 
 export interface Heat {

@@ -4,6 +4,7 @@ import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
 import type { Ridge, Steps } from "../api/types";
+import { REACH, rowAt } from "../maths/ridge";
 import { bottomAxis, type Frame, horizontal, type Position } from "./axes";
 import { type Palette, usePalette } from "./palette";
 import { type Pen, type Point, svgOf } from "./pen";
@@ -21,9 +22,6 @@ interface Props {
   onStep: (step: number) => void;
 }
 
-/** A ridge may reach this many rows up. */
-const REACH = 2.4;
-
 export function RidgeChart(props: Props) {
   const { title, hint, ridge, height, step, heat, onHeat, onStep } = props;
   const t = useText();
@@ -36,8 +34,7 @@ export function RidgeChart(props: Props) {
   );
   const pick = (_: number, y: number, width: number): void => {
     const frame = frameOf(width, height);
-    const row = Math.floor(((y - frame.top) / (frame.bottom - frame.top)) * ridge.steps.length);
-    const steps = ridge.steps[row];
+    const steps = ridge.steps[rowAt((y - frame.top) / (frame.bottom - frame.top), ridge.steps.length, heat)];
     if (steps) onStep(steps[1]);
   };
   const drawFile = (pen: Pen): void => render(pen, frameOf(640, 560, 40), ridge, chosen, colours);

@@ -24,7 +24,7 @@ const CONTROL = [
 const ACTING = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f" + // controls other than tab and newline
     "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069" + // directions
-    "\\u2028\\u2029\\u2060\\ufeff]", // separators, joiner, byte order mark
+    "\\u200b\\u2028\\u2029\\u2060-\\u2064\\ufeff]", // spaces and signs without width, separators, byte order mark
   "g",
 );
 const LONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;

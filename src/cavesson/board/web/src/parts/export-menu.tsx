@@ -2,11 +2,12 @@
 
 import { address, getBytes, getJson, usedAnswers } from "../api/client";
 import { snapshotPage } from "../api/snapshot";
+import { messageOf } from "../api/resource";
 import type { Rollout, Rows } from "../api/types";
 import { saveFile } from "../charts/save";
 import { useText } from "../i18n";
 import { changedStars } from "../state/stars";
-import { runs, useRun, useStep } from "../state/board";
+import { boardError, runs, useRun, useStep } from "../state/board";
 import { knownSeries } from "../state/series";
 import { currentRoute, formatRoute, useRoute } from "../state/router";
 import { PAGE, rowsAddress, type Selection, selection } from "../state/selection";
@@ -24,7 +25,9 @@ export function ExportMenu() {
   const [busy, setBusy] = useState(false);
   const save = (whole: boolean): void => {
     setBusy(true);
-    void saveView(run.run, run.name, whole ? selection(query, step) : null).finally(() => setBusy(false));
+    void saveView(run.run, run.name, whole ? selection(query, step) : null)
+      .catch((error: unknown) => boardError.set(messageOf(error)))
+      .finally(() => setBusy(false));
   };
   const rows = view === "responses" ? selection(query, step) : { both: 1 };
   const table = (format: string): string => address(`runs/${run.run}/export`, { format, ...rows });

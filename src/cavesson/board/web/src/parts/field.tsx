@@ -1,6 +1,6 @@
 /** A text field that is part of the address. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { patchRoute, useRoute } from "../state/router";
 
 /** Typing is answered after this pause. */
@@ -19,10 +19,19 @@ interface Props {
 export function Field({ name, hint, title, class: kind, wrong = false, field }: Props) {
   const { query } = useRoute();
   const [text, setText] = useState(query[name] ?? "");
-  useEffect(() => setText(query[name] ?? ""), [query[name]]);
+  // What was typed comes back in the address, when more may have been typed: only what others set is taken over.
+  const sent = useRef(text);
+  const send = (): void => {
+    sent.current = text;
+    patchRoute({ [name]: text, offset: undefined }, true);
+  };
+  useEffect(() => {
+    const now = query[name] ?? "";
+    if (now !== sent.current) setText((sent.current = now));
+  }, [query[name]]);
   useEffect(() => {
     if (text === (query[name] ?? "")) return;
-    const timer = setTimeout(() => patchRoute({ [name]: text, offset: undefined }, true), PAUSE_MS);
+    const timer = setTimeout(send, PAUSE_MS);
     return () => clearTimeout(timer);
   }, [text]);
   return (
@@ -37,7 +46,8 @@ export function Field({ name, hint, title, class: kind, wrong = false, field }: 
       spellcheck={false}
       onInput={(event) => setText(event.currentTarget.value)}
       onKeyDown={(event) => {
-        if (event.key === "Enter") patchRoute({ [name]: text, offset: undefined }, true);
+        if (event.isComposing) return; // the key chooses a character
+        if (event.key === "Enter") send();
         if (event.key === "Enter" || event.key === "Escape") event.currentTarget.blur();
       }}
     />

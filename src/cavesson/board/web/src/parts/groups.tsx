@@ -36,7 +36,7 @@ export function Groups({ step }: { step: number }) {
   // Drawn anew only with another answer. Groups have no keys: their elements take the next step's texts.
   const shown = useMemo(() => data?.groups.map((group) => <OneGroup run={run.run} group={group} />), [data]);
   if (error) return <Problem text={error} />;
-  if (!data || !siblings) return null;
+  if (!data || (!siblings && offset === 0)) return null;
   const names = { "-sd": t("mostSpread"), sd: t("leastSpread"), "-mean": t("highestMean"), mean: t("lowestMean") };
   const flat = data.groups.filter((group) => group.zero_variance).length;
   return (

@@ -14,8 +14,12 @@ import { showing, splitOf } from "../state/selection";
 import { useSeries } from "../state/series";
 import { Problem } from "./failure";
 import { shownSplit, titled } from "./held-out";
+import { openTokens } from "./rollout-line";
 
 const PAGE = 30;
+
+/** The server gives no more at once. */
+const MOST = 500;
 
 export function NeverBeats() {
   const t = useText();
@@ -27,8 +31,10 @@ export function NeverBeats() {
   const { data, error } = useResource<{ total: number; prompts: Prompt[] }>(url, useVersion(run.run));
   if (error) return <Problem text={error} />;
   if (!data) return null;
-  const open = (group: number): void =>
-    go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward", ...showing(split) });
+  const open = ({ group, last_step: step, last_sample: sample }: Prompt): void =>
+    group === null
+      ? openTokens(run.run, step, sample)
+      : go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward", ...showing(split) });
   return (
     <section>
       <div class="section">
@@ -48,11 +54,11 @@ export function NeverBeats() {
           <tbody>
             {data.prompts.map((prompt) => (
               <tr
-                key={prompt.group}
+                key={`${prompt.last_step}/${prompt.last_sample}`}
                 class="click"
                 tabIndex={0}
-                onClick={() => open(prompt.group)}
-                onKeyDown={(event) => event.key === "Enter" && open(prompt.group)}
+                onClick={() => open(prompt)}
+                onKeyDown={(event) => event.key === "Enter" && open(prompt)}
               >
                 <td class="line">{oneLine(gist(prompt.prompt))}</td>
                 <td class="number">{whole(prompt.tries)}</td>
@@ -63,8 +69,8 @@ export function NeverBeats() {
           </tbody>
         </table>
       )}
-      {data.total > limit && (
-        <button type="button" onClick={() => setLimit(limit * 2)}>
+      {data.total > limit && limit < MOST && (
+        <button type="button" onClick={() => setLimit(Math.min(limit * 2, MOST))}>
           {t("more")}
         </button>
       )}

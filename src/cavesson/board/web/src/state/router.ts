@@ -34,7 +34,11 @@ export function go(view: View, query: Query, replace = false): void {
   const next = { view, query };
   if (formatRoute(next) === formatRoute(route.get())) return;
   const address = (inSnapshot ? "#" : "") + formatRoute(next);
-  history[replace ? "replaceState" : "pushState"](null, "", address);
+  try {
+    history[replace ? "replaceState" : "pushState"](null, "", address);
+  } catch {
+    // Browsers refuse more than some hundred changes in ten seconds; the address follows with the next one.
+  }
   show(next);
 }
 

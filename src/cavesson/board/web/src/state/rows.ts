@@ -121,14 +121,7 @@ class RowLoader {
     const next = await Promise.all(wanted.map((page) => getJson<Rows>(this.url(page)))).then(
       (answers) =>
         answers.reduce((held, answer, i) => taken(held, { key, shown }, wanted[i]!, answer), this.held.get()),
-      (error: unknown): Held => ({
-        ...this.held.get(),
-        key,
-        shown,
-        total: 0,
-        error: messageOf(error),
-        pages: new Map(),
-      }),
+      (error: unknown): Held => refused(this.held.get(), { key, shown }, wanted, messageOf(error)),
     );
     this.busy = false;
     if (key === this.key) {
@@ -178,6 +171,12 @@ class RowLoader {
       this.load();
     }, VERIFYING_MS);
   }
+}
+
+/** What there is already stays; the pages that cannot be had are empty. */
+function refused(held: Held, of: Pick<Held, "key" | "shown">, wanted: number[], error: string): Held {
+  if (held.key !== of.key || held.pages.size === 0) return { ...held, ...of, total: 0, error, pages: new Map() };
+  return { ...held, pages: new Map([...held.pages, ...wanted.map((page): [number, Row[]] => [page, []])]) };
 }
 
 function taken(

@@ -96,7 +96,8 @@ async function want(run: number, more: readonly string[]): Promise<void> {
   );
   if (names.length === 0 || (inSnapshot && asked[run])) return;
   asked[run] = new Set([...(asked[run] ?? []), ...names]);
-  await take(run, names, (before, answer) => (before ? completed(before, answer) : answer));
+  const there = await take(run, names, (before, answer) => (before ? completed(before, answer) : answer));
+  if (!there) for (const name of names) asked[run].delete(name); // asked for again by whoever wants them next
 }
 
 /** A step's metrics come after its rollouts, so the newest known steps are asked for again. */
@@ -105,7 +106,7 @@ const AGAIN = 20;
 /** Takes in new steps. */
 export async function growSeries(run: number): Promise<void> {
   const series = curves.get()[run];
-  if (!series) return;
+  if (!series) return want(run, []);
   const again = series.step.at(-AGAIN) ?? series.step[0];
   const from = again === undefined || together(series) ? undefined : `${again}-999999999`;
   await take(run, [...asked[run]!], (before, answer) => (from && before ? appended(before, answer) : answer), from);
@@ -113,12 +114,15 @@ export async function growSeries(run: number): Promise<void> {
 
 type Join = (before: Series | undefined, answer: Series) => Series;
 
-async function take(run: number, names: string[], join: Join, steps?: string): Promise<void> {
+/** Returns whether the answer came. */
+async function take(run: number, names: string[], join: Join, steps?: string): Promise<boolean> {
   const url = inSnapshot ? address(`runs/${run}/series`) : seriesAddress(run, names, steps);
   try {
     const answer = await getJson<Series>(url);
     curves.set({ ...curves.get(), [run]: join(curves.get()[run], answer) });
+    return true;
   } catch (error) {
     boardError.set(error instanceof Error ? error.message : String(error));
+    return false;
   }
 }

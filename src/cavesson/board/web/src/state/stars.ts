@@ -1,7 +1,7 @@
 /** Stars and notes: set at once on the page, kept by the server beside the run. */
 
 import { forgetMatching, send } from "../api/client";
-import { snapshotStars } from "../api/snapshot";
+import { inSnapshot, snapshotStars } from "../api/snapshot";
 import type { RolloutKey } from "../api/types";
 import { boardError } from "./board";
 import { createStore, useStore } from "./store";
@@ -31,18 +31,22 @@ export function starOf(stars: Stars, run: number, row: Starred): string | null {
   return key in stars ? stars[key]! : row.starred ? (row.note ?? "") : null;
 }
 
-export async function setStar(run: number, place: RolloutKey, note: string | null): Promise<void> {
+/** Returns whether the server has kept it. */
+export async function setStar(run: number, place: RolloutKey, note: string | null): Promise<boolean> {
   const key = starKey(run, place);
-  const before = changed.get();
-  changed.set({ ...before, [key]: note });
+  const before = changed.get()[key];
+  changed.set({ ...changed.get(), [key]: note });
   const url = `api/runs/${run}/stars/${place.step}/${place.sample}`;
   try {
     await (note === null ? send("DELETE", url) : send("PUT", url, { note }));
     boardError.set(null);
     forgetMatching((known) => known.startsWith(`api/runs/${run}/`) && /starred=|\/stars/.test(known));
+    return true;
   } catch (error) {
-    changed.set(before);
+    const { [key]: _, ...others } = changed.get();
+    changed.set(before === undefined ? others : { ...others, [key]: before });
     boardError.set(error instanceof Error ? error.message : String(error));
+    return false;
   }
 }
 
@@ -50,15 +54,17 @@ const last: Record<string, Starred> = {};
 
 /** Remembers what the server said of a rollout, so that a key can toggle its star. */
 export function noteStar(run: number, row: Starred): void {
-  last[starKey(run, row)] = row;
+  const { step, sample, starred = false, note = null } = row;
+  last[starKey(run, row)] = { step, sample, starred, note };
 }
 
 /** Notes whose stars were taken away on this page: with the star they come back. */
 const taken: Record<string, string> = {};
 
-export function toggleStar(run: number, place: RolloutKey): Promise<void> {
+export async function toggleStar(run: number, place: RolloutKey): Promise<void> {
+  if (inSnapshot) return;
   const key = starKey(run, place);
   const note = starOf(changed.get(), run, last[key] ?? place);
   if (note !== null) taken[key] = note;
-  return setStar(run, place, note === null ? (taken[key] ?? "") : null);
+  await setStar(run, place, note === null ? (taken[key] ?? "") : null);
 }

@@ -1,6 +1,6 @@
 /** Runs, or stretches of a run, beside each other: curves, who wins, and the same prompts. */
 
-import { useMemo } from "preact/hooks";
+import { useMemo, useRef } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import type { Comparison, RunSummary } from "../api/types";
@@ -40,9 +40,12 @@ export function Compare() {
   const asked = { split: splitOf(query), runs: formatSides(sides), sort: order, offset, limit: PROMPTS };
   const url = address("compare", asked);
   const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
+  const answered = useRef(sides); // those of an earlier answer, as long as the next one is on its way
+  if (!loading) answered.current = sides;
+  const shown = answered.current;
   const heldOut = [...new Set(sides.map(({ run }) => run))].reduce((sum, run) => sum + (of(run)?.held_out ?? 0), 0);
   const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
-  const usable = data && data.sides.length === sides.length ? data : null;
+  const usable = data && data.sides.length === shown.length ? data : null;
   const different = usable && usable.rewards_differ.length > 0 ? usable.rewards_differ.join(", ") : null;
   return (
     <main class="view">
@@ -59,10 +62,10 @@ export function Compare() {
       <Problem text={error} />
       {usable && (
         <div class="two">
-          <WinsTable sides={sides} comparison={usable} />
+          <WinsTable sides={shown} comparison={usable} />
           {usable.differences && usable.total > 0 && (
             <HistogramChart
-              title={t("differenceOf", { a: name(sides[sides.length - 1]!), b: name(sides[0]!) })}
+              title={t("differenceOf", { a: name(shown[shown.length - 1]!), b: name(shown[0]!) })}
               hint={t("differenceHint")}
               edges={usable.differences.edges}
               rule={0}
@@ -70,7 +73,7 @@ export function Compare() {
                 {
                   name: t("prompts"),
                   counts: usable.differences.counts,
-                  colour: `${curveColour(colours, sides.length - 1)}99`,
+                  colour: `${curveColour(colours, shown.length - 1)}99`,
                   filled: true,
                 },
               ]}
@@ -78,7 +81,7 @@ export function Compare() {
           )}
         </div>
       )}
-      {usable && <ComparedPrompts sides={sides} comparison={usable} order={order} offset={offset} loading={loading} />}
+      {usable && <ComparedPrompts sides={shown} comparison={usable} order={order} offset={offset} loading={loading} />}
     </main>
   );
 }

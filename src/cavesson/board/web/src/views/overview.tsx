@@ -118,7 +118,8 @@ function AllMetrics({ groups, find, onFind, drawn }: AllProps) {
     <details
       class="more"
       open={find !== null}
-      onToggle={(event) => onFind(event.currentTarget.open ? (find ?? "") : null)}
+      // A view that is drawn in advance is not in the document.
+      onToggle={(event) => event.currentTarget.isConnected && onFind(event.currentTarget.open ? (find ?? "") : null)}
     >
       <summary>{t("allMetrics")}</summary>
       {find !== null && (

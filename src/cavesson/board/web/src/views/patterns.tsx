@@ -54,9 +54,9 @@ export function Patterns() {
         <>
           <SpreadChart title={t("spreadTitle")} hint={t("spreadHint")} steps={data.steps} {...drawn} />
           <PatternTable patterns={found} onOpen={search} />
-          <Pages name="offset" offset={offset} size={PAGE} total={data.total} />
         </>
       )}
+      {data && data.total > 0 && <Pages name="offset" offset={offset} size={PAGE} total={data.total} />}
     </main>
   );
 }

@@ -110,7 +110,8 @@ const inSight = (): number => Math.ceil(innerWidth / 9);
 function excerpt({ response, hit, excerpt_start: before = 0 }: Row): ComponentChildren {
   if (!hit) return oneLine(beginning(response, inSight()));
   // The hit has to be seen, so long text before it is left out.
-  const from = Math.max(0, hit[0] - 40);
+  const near = Math.max(0, hit[0] - 40);
+  const from = /[\udc00-\udfff]/.test(response.charAt(near)) ? near + 1 : near; // not inside a character
   return (
     <>
       {from + before > 0 && "…"}
