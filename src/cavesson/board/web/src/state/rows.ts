@@ -115,18 +115,22 @@ class RowLoader {
     if (wanted.length > 0) void this.take(wanted);
   }
 
-  private async take(wanted: number[]): Promise<void> {
+  /** @param anew whether all other pages are dropped once the answers are there */
+  private async take(wanted: number[], anew = false): Promise<void> {
     this.busy = true;
     const { key, shown } = this;
     const next = await Promise.all(wanted.map((page) => getJson<Rows>(this.url(page)))).then(
       (answers) =>
-        answers.reduce((held, answer, i) => taken(held, { key, shown }, wanted[i]!, answer), this.held.get()),
+        answers.reduce(
+          (held, answer, i) => taken(held, { key, shown }, wanted[i]!, answer, anew && i === 0),
+          this.held.get(),
+        ),
       (error: unknown): Held => refused(this.held.get(), { key, shown }, wanted, messageOf(error)),
     );
     this.busy = false;
     if (key === this.key) {
       this.held.set(next);
-      this.verify(wanted[0]!);
+      this.verify();
     }
     this.load();
   }
@@ -159,16 +163,20 @@ class RowLoader {
     return found;
   }
 
-  /** Asks for the page again while the server still verifies hits. */
-  private verify(page: number): void {
+  /** Asks for the pages in view again while the server still verifies hits, which move the rows after them. */
+  private verify(): void {
     clearTimeout(this.again);
     const { most, total, stopped } = this.held.get();
     if (most <= total || stopped) return;
     this.again = setTimeout(() => {
-      const { pages, ...rest } = this.held.get();
-      forgetMatching((url) => url === this.url(page));
-      this.held.set({ ...rest, pages: new Map([...pages].filter(([known]) => known !== page)) });
-      this.load();
+      if (this.busy) return this.verify();
+      const asked = new Set([...this.held.get().pages.keys()].map((page) => this.url(page)));
+      forgetMatching((url) => asked.has(url));
+      const [first, last] = this.view.map((row) => Math.floor(Math.min(row, Math.max(0, total - 1)) / PAGE));
+      void this.take(
+        Array.from({ length: last! - first! + 1 }, (_, i) => first! + i),
+        true,
+      );
     }, VERIFYING_MS);
   }
 }
@@ -184,9 +192,11 @@ function taken(
   of: Pick<Held, "key" | "shown">,
   page: number,
   { total, most = total, stopped = null, rows }: Rows,
+  anew: boolean,
 ): Held {
   // A page that was not full may be by now, as more hits have been verified.
-  const pages = new Map(held.key === of.key ? [...held.pages].filter(([, known]) => known.length === PAGE) : []);
+  const kept = held.key === of.key && !anew ? [...held.pages].filter(([, known]) => known.length === PAGE) : [];
+  const pages = new Map(kept);
   pages.set(page, rows);
   if (pages.size > KEPT) pages.delete(pages.keys().next().value!);
   return { ...of, total, most, stopped, error: null, pages };
