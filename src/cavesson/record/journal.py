@@ -112,7 +112,7 @@ def abandoned(path: Path) -> Iterator[list[Call]]:
         if is_damaged:
             kept = path.replace(path.with_name(f"{path.name}.damaged"))
             print_error(
-                f"cavesson: a power failure damaged the journal of {path.parent.parent}; what is left is in {kept}"
+                f"cavesson: the end of the journal of {path.parent.parent} is damaged by a power failure; see {kept}"
             )
         else:
             path.unlink(missing_ok=True)
