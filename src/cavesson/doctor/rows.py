@@ -103,7 +103,7 @@ class Rows:
 
     @cached_property
     def prompt(self) -> Array:
-        """[n] number of each rollout's prompt, the same in all steps; one of its own if the prompt is not known."""
+        """[n] number of each rollout's prompt, the same in all steps; a separate number if the prompt is not known."""
         key = self["group"]
         own = np.nanmax(key, initial=0.0) + 1 + np.arange(len(self))
         return read_only(np.unique(np.where(np.isfinite(key), key, own), return_inverse=True)[1])

@@ -48,12 +48,11 @@ def check_same_model(folder: Path, trainer: Trainer) -> None:
 
 def check_same_data(settings: RunSettings, trainer: Trainer) -> None:
     """Raise UserError if a run resumes with other prompts or examples, or other held-out ones."""
-    folder, described = settings.run, trainer.describe()
-    for kind in ("prompts", "examples"):
-        then, now = (info.get(kind, {}) for info in (run_info(folder), described))
+    folder, infos = settings.run, (run_info(settings.run), trainer.describe())
+    for kind in ("examples", "prompts"):
+        then, now = (info.get(kind, {}) for info in infos)
         if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
             raise UserError(f"{folder} was started with other {kind}; resume it with the data as it was then")
-    then, now = (info.get("prompts", {}) for info in (run_info(folder), described))
     held_out = then.get("held_out_fingerprint")
     if held_out is not None and now.get("held_out_fingerprint") != held_out:
         place = settings.data.validation_path or settings.data.path or "prompts="
