@@ -1,9 +1,12 @@
 """Rewards of sampled responses on held-out prompts."""
 
 import json
+from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from scipy.stats import binomtest, t
@@ -23,6 +26,16 @@ def questions(tmp_path: Path) -> Path:
     rows = [{"question": f"What is {n}+{n}? ", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"} for n in range(8)]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return file
+
+
+def test_columns_that_json_lacks_are_written_as_texts(models: Path, tmp_path: Path) -> None:
+    table = pa.table({"question": ["What?"], "answer": ["4"], "when": [date(2026, 11, 27)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    out = tmp_path / "out.json"
+    data = ("--data.path", tmp_path / "rows.parquet", "--data.columns", MAPPING)
+    evaluated(models, *data, "--rewards", "lowercase", "--out", out)
+    (row,) = json.loads(out.read_text())["responses"]
+    assert row["columns"]["when"] == "2026-11-27"
 
 
 @pytest.mark.parametrize("part", ["validation", "validation_path", "validation_split"])
