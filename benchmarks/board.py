@@ -24,7 +24,7 @@ COLUMNS = ["reward", "kl_k1", "length", "entropy", "repetition", "gap", "part/he
 
 
 class Server:
-    """A board in a process of its own."""
+    """A board in its own process."""
 
     def __init__(self, run: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -42,19 +42,19 @@ class Server:
         self.process.wait()
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Returns the answer to a request."""
+        """Return the answer to a request."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.base}/api/{path}?{query}", timeout=120) as answer:
             body = answer.read()
             return json.loads(body) if answer.headers["content-type"] == "application/json" else body
 
     def listens(self) -> bool:
-        """Returns True; raises OSError while nobody answers."""
+        """Return True; raises OSError while nobody answers."""
         socket.create_connection(("127.0.0.1", self.port)).close()
         return True
 
     def wait(self, ready: Callable[[], bool]) -> float:
-        """Returns the seconds from the start until something is true."""
+        """Return the seconds from the start until something is true."""
         while True:
             try:
                 if ready():
@@ -64,17 +64,17 @@ class Server:
             time.sleep(0.005)
 
     def memory(self) -> tuple[float, float]:
-        """Returns the resident memory of the server in MB: now, and at its highest."""
+        """Return the resident memory of the server in MB: now, and its peak."""
         return memory_of(self.process.pid)
 
     def helpers(self) -> list[tuple[float, float]]:
-        """Returns the same of the processes beside it, which keep the index and look for expressions."""
+        """Return the same of the processes beside it, which keep the index and look for expressions."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="utf-8")
         return [memory_of(int(child)) for child in children.split()]
 
 
 def memory_of(process: int) -> tuple[float, float]:
-    """Returns the resident memory of a process in MB: now, and at its highest."""
+    """Return the resident memory of a process in MB: now, and its peak."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     sizes = dict(line.split(":", 1) for line in status.splitlines())
     return int(sizes["VmRSS"].split()[0]) / 1024, int(sizes["VmHWM"].split()[0]) / 1024
@@ -91,7 +91,7 @@ class Interaction(NamedTuple):
 
 
 def interactions(summary: dict[str, Any]) -> list[Interaction]:
-    """Returns what is timed, for a run of these steps and so many rollouts."""
+    """Return what is timed, for a run of these steps and so many rollouts."""
     first, last = summary["steps"]
     total = summary["rollouts"]
 
@@ -118,7 +118,7 @@ def interactions(summary: dict[str, Any]) -> list[Interaction]:
 
 
 def timed(server: Server, one: Interaction, times: int, seed: int) -> Iterator[float]:
-    """Yields the milliseconds that each request took."""
+    """Yield the milliseconds that each request took."""
     chance = random.Random(seed)
     for _ in range(times):
         parameters = one.parameters(chance)
@@ -128,7 +128,7 @@ def timed(server: Server, one: Interaction, times: int, seed: int) -> Iterator[f
 
 
 def rollouts(server: Server, summary: dict[str, Any], times: int) -> Iterator[float]:
-    """Yields the milliseconds that opening a rollout took, with its tokens."""
+    """Yield the milliseconds that opening a rollout took, with its tokens."""
     chance = random.Random(7)
     for _ in range(times):
         row = server.get("runs/0/rows", offset=chance.randrange(summary["rollouts"]), limit=1)["rows"][0]
@@ -141,7 +141,7 @@ def rollouts(server: Server, summary: dict[str, Any], times: int) -> Iterator[fl
 
 
 def report(name: str, limit: float, values: list[float]) -> None:
-    """Prints one line: first, median and 95th percentile."""
+    """Print one line: first, median and 95th percentile."""
     p95 = statistics.quantiles(values, n=20)[-1]
     mark = "" if p95 <= limit else "  over"
     print(f"{name:22} first {values[0]:8.1f}   median {statistics.median(values):8.1f}   p95 {p95:8.1f} ms{mark}")

@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
 
 def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Line]:
-    """Yields what people do, each in a window of its own, after what the browser takes for a page without a board."""
+    """Yield what people do, each in its own window, after what the browser takes for a page without a board."""
 
     def do(action: Callable[..., Iterator[Reaction]], *given: object) -> Iterator[Reaction]:
         with closing(Looker(browser, base, seed=times)) as looker:
@@ -83,12 +83,12 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
 
 
 def long_address(plan: Plan) -> str:
-    """Returns where the tokens of the long response are."""
+    """Return where the tokens of the long response are."""
     return f"/tokens?step={plan.steps - 1}&sample={plan.batch}"
 
 
 def report(line: Line, factor: float) -> None:
-    """Prints the figures of one line; the last is for the frame after which nothing changes."""
+    """Print the figures of one line; the last is for the frame after which nothing changes."""
     reactions = list(line.times)
     values = sorted(getattr(one, line.by) for one in reactions)
     p95, everything = percentile(values, 0.95), percentile(sorted(one.all for one in reactions), 0.95)
@@ -101,23 +101,23 @@ def report(line: Line, factor: float) -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Returns the smallest of the sorted values that at least ``share`` of them do not exceed."""
+    """Return the smallest of the sorted values that at least ``share`` of them do not exceed."""
     return values[max(0, ceil(share * len(values)) - 1)]
 
 
 def mark(good: bool) -> str:
-    """Returns what stands beside a figure."""
+    """Return what stands beside a figure."""
     return "ok  " if good else "OVER"
 
 
 def figure(name: str, value: float, unit: str, limit: float, more: str = "") -> None:
-    """Prints a single number beside its target."""
+    """Print a single number beside its target."""
     shown = f"{value:.2f}" if value < 10 else f"{value:.0f}"
     print(f"{name:32}{shown:>6} {unit:8}<= {limit:<5g}{mark(value <= limit)}  {more}", flush=True)
 
 
 def first_paint(browser: "Browser", server: Server, condition: str) -> float:
-    """Returns the seconds from the start of the server's process to the first painted frame with something."""
+    """Return the seconds from the start of the server's process to the first painted frame with something."""
     with closing(Looker(browser, server.base)) as looker:
         looker.context.add_init_script(f"boardClock.expect(() => {condition})")
         server.wait(server.listens)
@@ -127,7 +127,7 @@ def first_paint(browser: "Browser", server: Server, condition: str) -> float:
 
 
 def starts(browser: "Browser", run: Path, factor: float, times: int = 5) -> None:
-    """Prints how long it takes until the page is usable, with an index that is there."""
+    """Print how long it takes until the page is usable, with an index that is there."""
     seconds = []
     for _ in range(times):
         with Server(run) as server:
@@ -138,7 +138,7 @@ def starts(browser: "Browser", run: Path, factor: float, times: int = 5) -> None
 
 
 def first_start(browser: "Browser", run: Path, factor: float) -> None:
-    """Prints how the page comes to life on a record that has no index, and how it answers while that is built."""
+    """Print how the page comes to life on a record that has no index, and how it answers while that is built."""
     with Server(run) as server:
         print(f"without an index: the page after {first_paint(browser, server, SHELL):.2f} s,", end=" ", flush=True)
         print(f"its curves after {first_paint(browser, server, CURVES):.2f} s,", end=" ", flush=True)
@@ -155,14 +155,14 @@ def first_start(browser: "Browser", run: Path, factor: float) -> None:
 
 
 def plan_rollouts(run: Path) -> int:
-    """Returns how many rollouts the record has."""
+    """Return how many rollouts the record has."""
     plan = plan_in(run)
     assert plan is not None
     return plan.steps * plan.batch
 
 
 def scrolling(browser: "Browser", base: str, plan: Plan, only: str) -> None:
-    """Prints how many frames took longer than a sixtieth of a second while the wheel turned."""
+    """Print how many frames took longer than a sixtieth of a second while the wheel turned."""
     for name, address, where in (
         ("floor", "/plain", "pre"),
         ("table", "/responses?sort=-reward", ".virtual.table"),
@@ -176,7 +176,7 @@ def scrolling(browser: "Browser", base: str, plan: Plan, only: str) -> None:
 
 
 def measure(browser: "Browser", given: argparse.Namespace, plan: Plan) -> None:
-    """Prints all figures."""
+    """Print all figures."""
     factor = 1 if plan.rollouts <= 1_000_000 else 2
     if not (given.run / "index" / "state.json").exists():
         first_start(browser, given.run, factor)

@@ -87,7 +87,7 @@ class Looker:
         self.page.on("request", lambda one: None if one.url.startswith(base) else self.foreign.append(one.url))
 
     def open(self, address: str) -> None:
-        """Loads a view and waits until it is at rest."""
+        """Load a view and wait until it is at rest."""
         self.page.goto(self.base + address)
         self.page.wait_for_selector("main")
         self.rest()
@@ -97,11 +97,11 @@ class Looker:
         self.context.close()
 
     def rest(self) -> None:
-        """Waits until nothing changes."""
+        """Wait until nothing changes."""
         self.page.evaluate("boardClock.rest()")
 
     def timed(self, event: str, act: Callable[[], object], until: str, *, patient: bool = True) -> Reaction:
-        """Returns how the page reacts to an input.
+        """Return how the page reacts to an input.
 
         Args:
             event: Type of the event that the input is.
@@ -134,7 +134,7 @@ class Looker:
         return self.timed("keydown", lambda: self.page.keyboard.press(name), until)
 
     def point(self, what: "Locator", across: float, down: float) -> None:
-        """Moves the mouse to a place in something, in pixels from its left or right (< 0) edge and as a share of it."""
+        """Move the mouse to a place in something, in pixels from its left or right (< 0) edge and as a share of it."""
         box = what.bounding_box()
         assert box is not None
         x = box["x"] + across + (box["width"] if across < 0 else 0)
@@ -200,7 +200,7 @@ def searches(looker: Looker, texts: Sequence[str], times: int, mode: str = "") -
 
 
 def ask(looker: Looker, field: str, parameter: str, text: str, *, patient: bool = True) -> Reaction:
-    """Puts a text into a field; what is timed starts with the enter key."""
+    """Put a text into a field; what is timed starts with the enter key."""
     looker.page.focus(field)
     looker.page.keyboard.press("Control+A")
     looker.page.keyboard.press("Delete")
@@ -243,7 +243,7 @@ def jumps(looker: Looker, times: int) -> Iterator[Reaction]:
 
 
 def wheels(looker: Looker, times: int) -> Iterator[Reaction]:
-    """Turns the wheel by three notches, each time somewhere else in the table."""
+    """Turn the wheel by three notches, each time somewhere else in the table."""
     looker.open("/responses?sort=-reward")
     for _ in range(times):
         jump(looker)
@@ -293,7 +293,7 @@ def reads(looker: Looker, times: int) -> Iterator[Reaction]:
 
 
 def opens(looker: Looker, times: int) -> Iterator[Reaction]:
-    """Opens the tokens of rows anywhere in the table with the enter key."""
+    """Open the tokens of rows anywhere in the table with the enter key."""
     for _ in range(times):
         looker.open(f"/responses?sort=-kl_k1&{OPENABLE}")
         jump(looker)
@@ -328,7 +328,7 @@ def metrics(looker: Looker, address: str, times: int) -> Iterator[Reaction]:
 
 
 def long_ones(looker: Looker, step: int, times: int) -> Iterator[Reaction]:
-    """Opens the tokens of the one response for evaluation, which is the long one."""
+    """Open the tokens of the one response for evaluation, which is the long one."""
     for _ in range(times):
         looker.open(f"/responses?steps={step}-{step}&filter=split+%3D%3D+%22eval%22")
         looker.page.locator(ROW).first.locator(".td").nth(1).click()
@@ -345,7 +345,7 @@ def plain(looker: Looker, button: str, times: int) -> Iterator[Reaction]:
 
 
 def long_frames(looker: Looker, address: str, where: str, seconds: int = 5, speed: int = 3_000) -> tuple[int, int]:
-    """Scrolls by a gesture of the wheel, ``speed`` pixels in a second; returns how many frames were long, and all."""
+    """Scrolls by a gesture of the wheel, ``speed`` pixels in a second; return how many frames were long, and all."""
     looker.page.route("**/plain", lambda route: route.fulfill(body=PLAIN, content_type="text/html"))
     looker.open(address)
     box = looker.page.locator(where).bounding_box()

@@ -3,7 +3,7 @@
     python benchmarks/doctor.py                                  1 million rollouts; the first time it writes the record
     python benchmarks/doctor.py --run runs/bench-20k --rollouts 20000
 
-Each is a process of its own, run once before it is measured, so that the files are in memory.
+Each is a separate process, run once before it is measured, so that the files are in memory.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SECONDS, MEGABYTES = 20.0, 1000.0
 
 
 def measured(module: str, *arguments: str) -> tuple[float, float, float]:
-    """Returns wall seconds, processor seconds and peak megabytes of ``python -m module arguments``."""
+    """Return wall seconds, processor seconds and peak megabytes of ``python -m module arguments``."""
     command = [sys.executable, "-m", module, *arguments]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -30,7 +30,7 @@ def measured(module: str, *arguments: str) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Prints a line for each beside the bounds."""
+    """Print a line for each beside the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/bench-1m"), help="written if it is not there")
     parser.add_argument("--rollouts", type=int, default=1_000_000, help="of the record that is written")

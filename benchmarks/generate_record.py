@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         return -(-self.rollouts // self.batch)
 
     def progress(self, step: int) -> float:
-        """Returns how far a step is: 0 = the first, 1 = the last."""
+        """Return how far a step is: 0 = the first, 1 = the last."""
         return step / max(self.steps - 1, 1)
 
 
@@ -78,14 +78,14 @@ class Batch(NamedTuple):
     reward: Array
 
     def part(self, plan: Plan, rank: int) -> "Batch":
-        """Returns what a rank writes; siblings stay together."""
+        """Return what a rank writes; siblings stay together."""
         each = plan.batch // plan.ranks
         return Batch(*(values[rank * each : (rank + 1) * each] for values in self))
 
 
 @cache
 def vocabulary(seed: int) -> list[str]:
-    """Returns the text of each token: signs, the pattern, then the words; one of Chinese has up to three characters."""
+    """Return the text of each token: signs, the pattern, then the words; one of Chinese has up to three characters."""
     generator = np.random.default_rng(seed)
     texts = [*SIGNS, PATTERN]
     for name, syllables in SYLLABLES.items():
@@ -99,14 +99,14 @@ def vocabulary(seed: int) -> list[str]:
 
 @cache
 def zipf() -> Array:
-    """Returns words at evenly spaced quantiles: a random entry is a word drawn by its frequency."""
+    """Return words at evenly spaced quantiles: a random entry is a word drawn by its frequency."""
     weights = 1 / (np.arange(WORDS) + 2.7) ** 1.07
     quantiles = np.searchsorted(np.cumsum(weights / weights.sum()), np.linspace(0, 1 - 1e-9, 1 << 20))
     return np.asarray(quantiles, np.int32)
 
 
 def draw(languages: Array, length: int, generator: np.random.Generator) -> Array:
-    """Returns [B, length] token ids in the given languages."""
+    """Return [B, length] token ids in the given languages."""
     shape = (len(languages), length)
     ids: Array = zipf()[generator.integers(0, 1 << 20, shape, np.int32)]
     ids += (FIRST_WORD + languages * WORDS).astype(np.int32)[:, None]
@@ -117,14 +117,14 @@ def draw(languages: Array, length: int, generator: np.random.Generator) -> Array
 
 @cache
 def prompt_text(seed: int, number: int, language: int) -> str:
-    """Returns the text of a prompt, which follows from its number."""
+    """Return the text of a prompt, which follows from its number."""
     generator = np.random.default_rng(number)
     texts = vocabulary(seed)
     return "".join(texts[i] for i in draw(np.array([language]), int(generator.integers(5, 30)), generator)[0]).strip()
 
 
 def batch_of(plan: Plan, step: int) -> Batch:
-    """Makes up what the rollouts of a step are about."""
+    """Make up what the rollouts of a step are about."""
     generator = np.random.default_rng([plan.seed, step])
     progress = plan.progress(step)
     prompt = generator.integers(0, PROMPTS, plan.batch // plan.siblings).repeat(plan.siblings)
@@ -138,7 +138,7 @@ def batch_of(plan: Plan, step: int) -> Batch:
 
 
 def responses(batch: Batch, generator: np.random.Generator) -> Array:
-    """Returns [B, T] token ids; a response with the pattern ends in one to three of it."""
+    """Return [B, T] token ids; a response with the pattern ends in one to three of it."""
     ids = draw(batch.language, int(batch.length.max()), generator)
     position = np.arange(ids.shape[1])
     count = generator.integers(1, 4, len(ids)) * batch.hash
@@ -147,7 +147,7 @@ def responses(batch: Batch, generator: np.random.Generator) -> Array:
 
 
 def rows_of(plan: Plan, step: int, batch: Batch, ids: Array, split: str = "train") -> dict[str, Any]:
-    """Returns the columns of rollouts."""
+    """Return the columns of rollouts."""
     texts = np.array(vocabulary(plan.seed), object)
     parts = np.round(np.stack([batch.reward * 0.7, batch.reward * 0.3], 1), 4).tolist()
     asked = list(zip(batch.prompt.tolist(), batch.language.tolist(), strict=True))
@@ -168,7 +168,7 @@ def rows_of(plan: Plan, step: int, batch: Batch, ids: Array, split: str = "train
 
 
 def tokens_of(plan: Plan, step: int, batch: Batch, ids: Array, generator: np.random.Generator) -> dict[str, Array]:
-    """Returns [B, T] columns of tokens."""
+    """Return [B, T] columns of tokens."""
     position, reward = np.arange(ids.shape[1]), batch.reward[:, None]
     mask = position < batch.length[:, None]
     normal = generator.standard_normal((4, *ids.shape), np.float32)
@@ -190,7 +190,7 @@ def tokens_of(plan: Plan, step: int, batch: Batch, ids: Array, generator: np.ran
 
 
 def metrics_of(plan: Plan, step: int, batch: Batch) -> dict[str, float]:
-    """Returns what a trainer logs of a step."""
+    """Return what a trainer logs of a step."""
     progress = plan.progress(step)
     noise = np.random.default_rng([plan.seed, 2, step]).normal(0, 1, 8)
     return {
@@ -206,7 +206,7 @@ def metrics_of(plan: Plan, step: int, batch: Batch) -> dict[str, float]:
 
 
 def write_rank(folder: Path, plan: Plan, attempt: int, rank: int) -> None:
-    """Writes one rank's share of all steps; the first rank logs the metrics and has the long response."""
+    """Write one rank's share of all steps; the first rank logs the metrics and has the long response."""
     with Recorder(folder, attempt=attempt, rank=rank) as recorder:
         for step in range(plan.steps):
             whole = batch_of(plan, step)
@@ -220,7 +220,7 @@ def write_rank(folder: Path, plan: Plan, attempt: int, rank: int) -> None:
 
 
 def record(recorder: Recorder, plan: Plan, step: int, batch: Batch, seed: list[int], split: str = "train") -> None:
-    """Makes up the texts of rollouts, and tokens for the share of them whose tokens are kept, and records them."""
+    """Make up the texts of rollouts, and tokens for the share of them whose tokens are kept, and records them."""
     generator = np.random.default_rng(seed)
     ids = responses(batch, generator)
     kept = generator.random(len(ids)) < plan.token_share
@@ -234,7 +234,7 @@ def record(recorder: Recorder, plan: Plan, step: int, batch: Batch, seed: list[i
 
 
 def generate(folder: Path, plan: Plan) -> None:
-    """Writes the record of a plan into a run folder, which is there once all is written."""
+    """Write the record of a plan into a run folder, which is there once all is written."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     write_run(unfinished, {"algorithm": "grpo", "model": {"name": "made-up"}, "config": plan._asdict()})
@@ -254,7 +254,7 @@ def generate(folder: Path, plan: Plan) -> None:
 
 
 def plan_in(folder: Path) -> Plan | None:
-    """Returns the plan that the record in a folder was written by; None if there is no record."""
+    """Return the plan that the record in a folder was written by; None if there is no record."""
     try:
         return Plan(**json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"])
     except FileNotFoundError:
@@ -262,7 +262,7 @@ def plan_in(folder: Path) -> Plan | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for each number of the plan."""
+    """Add an option for each number of the plan."""
     helps = {
         "tokens": "most tokens of a response",
         "batch": "rollouts of a step",
@@ -277,7 +277,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """Returns the plan that the options say."""
+    """Return the plan that the options say."""
     return Plan(**{name: getattr(given, name) for name in Plan._fields})
 
 

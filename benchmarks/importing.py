@@ -86,7 +86,7 @@ def stages(source: Path, run: Path) -> None:
 
 
 def main() -> None:
-    """Write the files and measure each in a process of its own."""
+    """Write the files and measure each in its own process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 400])
     parser.add_argument("--measure", type=Path, nargs=2, help=argparse.SUPPRESS)

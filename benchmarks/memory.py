@@ -84,7 +84,7 @@ def settings_of(name: str, model: Path, folder: Path, length: int | None = None)
 
 
 def _row(command: str, length: int, number: int) -> dict[str, str]:
-    """A row of data. Its prompt is no other row's: what is the same is read once."""
+    """A row of data. No other row has its prompt: what is the same is read once."""
     if command in ("ppo", "grpo"):
         return {"prompt": f"{number:a<{length}}"}
     prompt, response = f"{number:a<{length // 2}}", "a" * (length // 2)

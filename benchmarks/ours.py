@@ -75,7 +75,7 @@ def main() -> None:
         training.run(watch)
         whole = perf_counter() - start
     seconds = watch.end - watch.begin
-    # TRL saves nothing here, so saving is no part of the work; what it takes is printed beside it.
+    # TRL saves nothing here, so saving is not part of the work; what it takes is printed beside it.
     apart = {"seconds/folder": watch.begin - start, "seconds/saving": whole - (watch.end - start)}
     work.print_result(
         seconds, given.batch, given.steps, watch.peak, **watch.stages, **apart, peak_rss_gib_saved=work.peak_gib()

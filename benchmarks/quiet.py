@@ -1,6 +1,6 @@
 """Measure while nothing else is busy, and say what was measured on which processor.
 
-A measurement is a process of its own, so what it used of the processor is known: the rest belongs to other programs.
+A measurement is a separate process, so what it used of the processor is known: the rest belongs to other programs.
 """
 
 import os

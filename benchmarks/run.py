@@ -1,4 +1,4 @@
-"""Run every benchmark, ours and the others' in turn, each in a process of its own, and print how they compare.
+"""Run every benchmark, ours and the others' in turn, each in its own process, and print how they compare.
 
 Only ratios within one round mean anything: machines differ, and the same one differs from hour to hour. A measurement
 is repeated if other programs were busy meanwhile.
@@ -205,7 +205,7 @@ def _cell(values: list[float], target: float | None = None, sign: str = "≥") -
 
 
 def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, Results]:
-    """Runs with and without the recorder, in turn, by model."""
+    """Run with and without the recorder, in turn, by model."""
     results: dict[str, Results] = {}
     for name in names:
         model, batch, steps = RECORDED[name]

@@ -185,7 +185,7 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Waits until the server says where it listens."""
+    """Wait until the server says where it listens."""
     for _ in range(1200):
         said = re.search(r"Running on (http://\S+)\n", log.read_text())
         if said:

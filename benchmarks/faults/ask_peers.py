@@ -22,7 +22,7 @@ def ask_rldoctor(config: dict[str, Any], records: list[dict[str, Any]]) -> dict[
 
 
 def ask_rlprobe(config: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Records the run with its recorder, and lets its doctor look at the recording."""
+    """Record the run with its recorder, and lets its doctor look at the recording."""
     with tempfile.TemporaryDirectory() as folder:
         how = {"algorithm": config["algorithm"], "trainer_config": config}
         with Recorder(folder, capture_env=False, install_handlers=False, **how) as recorder:

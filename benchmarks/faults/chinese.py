@@ -25,17 +25,17 @@ _WORDS = re.compile("|".join(map(re.escape, sorted(BACK, key=len, reverse=True))
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Returns the tokenizer of the world with its words in Chinese: the ids mean the same."""
+    """Return the tokenizer of the world with its words in Chinese: the ids mean the same."""
     return world.new_tokenizer(
         [world.END, world.PAD, world.START, *map(TRANSLATED.__getitem__, world.WORDS)], decoders.Fuse()
     )
 
 
 def prompts() -> list[str]:
-    """Returns the prompts in Chinese; spaces tell the tokenizer where a word begins."""
+    """Return the prompts in Chinese; spaces tell the tokenizer where a word begins."""
     return [" ".join(TRANSLATED[word] for word in prompt.split()) for prompt in world.prompts()]
 
 
 def english(text: str) -> str:
-    """Returns a text in English, word by word."""
+    """Return a text in English, word by word."""
     return " ".join(BACK[word] for word in _WORDS.findall(text))

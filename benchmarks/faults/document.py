@@ -31,23 +31,23 @@ class Figures:
     """Why the other tools were not asked"""
 
     def part(self, name: str) -> list[Result]:
-        """Returns the results of one part."""
+        """Return the results of one part."""
         return [one for one in self.results if one.case.part == name]
 
 
 def per_cent(share: float) -> str:
-    """Returns a share as a table shows it."""
+    """Return a share as a table shows it."""
     return "–" if share != share else f"{100 * share:.0f} %"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table in Markdown, numbers to the right."""
+    """Return a table in Markdown, numbers to the right."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def overview(found: Mapping[str, Sequence[Result]], own: Mapping[Case, Result] | None = None) -> str:
-    """Returns the table of how often was right what is said.
+    """Return the table of how often was right what is said.
 
     Args:
         found: What is said, by the name of the line.
@@ -67,7 +67,7 @@ def overview(found: Mapping[str, Sequence[Result]], own: Mapping[Case, Result] |
 
 
 def causes(results: Sequence[Result]) -> str:
-    """Returns the table of causes."""
+    """Return the table of causes."""
     rows = [
         [f"`{name}`", str(int(one["runs"])), *(per_cent(one[key]) for key in ("first", "third", "named", "precision"))]
         for name, one in scores.by_cause(results).items()
@@ -76,14 +76,14 @@ def causes(results: Sequence[Result]) -> str:
 
 
 def described(case: Case) -> str:
-    """Returns which run it is, in words."""
+    """Return which run it is, in words."""
     level = "healthy" if case.level < 0 else ("mild", "middling", "severe")[case.level]
     late = f", from step {case.onset}" if case.onset else ""
     return f"{case.name}, {level}, {case.algorithm}, seed {case.seed}{late}"
 
 
 def misses(results: Sequence[Result]) -> str:
-    """Returns the runs in which the fault was not named first, and the healthy ones with an alarm."""
+    """Return the runs in which the fault was not named first, and the healthy ones with an alarm."""
     rows = [
         [described(one.case), ", ".join(one.named) or "nothing"]
         for one in results
@@ -93,7 +93,7 @@ def misses(results: Sequence[Result]) -> str:
 
 
 def setting(results: list[Result], all_runs: int) -> str:
-    """Returns what was done."""
+    """Return what was done."""
     return f"""# How often the doctor is right
 
 Written by `python -m benchmarks.faults.evaluate FOLDER` from {len(results)} of the {all_runs} runs that
@@ -113,7 +113,7 @@ healthy runs, so that a consequence that was not folded counts as wrong."""
 
 
 def timing(held_out: list[Result]) -> str:
-    """Returns how soon faults are named."""
+    """Return how soon faults are named."""
     late = scores.delays(held_out)
     caught, fell = scores.in_time(held_out)
     rows = [
@@ -128,7 +128,7 @@ visible to the run; it counts as fallen if it lost a tenth of what a healthy run
 
 
 def onsets(parts: Mapping[str, Sequence[Result]]) -> str:
-    """Returns how well the beginnings of faults are found, by part."""
+    """Return how well the beginnings of faults are found, by part."""
     rows = []
     for name, results in parts.items():
         one = scores.onsets(results)
@@ -143,7 +143,7 @@ was planted; what a policy does of it, such as a longer response, can begin late
 
 
 def imports(found: Figures) -> str:
-    """Returns how it is with runs that come from other trainers' files."""
+    """Return how it is with runs that come from other trainers' files."""
     own = {one.case: one for one in found.results}
     news = [
         [f"{described(one.case)}, {name}", ", ".join(extra)]
@@ -166,13 +166,13 @@ Wrong findings in an import that the run itself does not have:
 
 
 def _news(one: Result, own: Result) -> list[str]:
-    """Returns the wrong names that only the import has."""
+    """Return the wrong names that only the import has."""
     said = {*own.named, *own.folded}
     return [name for name, right in zip(one.named, one.right, strict=True) if not right and name not in said]
 
 
 def others(found: Figures) -> str:
-    """Returns what the other tools say."""
+    """Return what the other tools say."""
     if found.no_peers:
         return f"rldoctor and rlprobe were not run: {found.no_peers}."
     own = {one.case: one for one, _ in found.peers}
@@ -202,7 +202,7 @@ def _counted(names: Iterable[str]) -> str:
 
 
 def document(found: Figures, all_runs: int) -> str:
-    """Returns the document."""
+    """Return the document."""
     parts = {name: found.part(name) for name in PARTS[:-1] if found.part(name)}
     blind = {
         f"{name}, scalars only": [one for one in found.scalars if one.case.part == name]

@@ -21,17 +21,17 @@ PICTURE = Path("docs/images/doctor/confusion.png")
 
 
 def is_held_out(folder: Path) -> bool:
-    """Returns whether a run is of the part on which it is looked closely."""
+    """Return whether a run is of the part on which it is looked closely."""
     return case_of(folder).part in ("held out", "late, held out")
 
 
 def look(folder: Path) -> tuple[Result, Result]:
-    """Returns what is said of a run, and of its scalars alone."""
+    """Return what is said of a run, and of its scalars alone."""
     return result_of(folder, early=is_held_out(folder))
 
 
 def by_format(found: Sequence[dict[str, Result]]) -> dict[str, list[Result]]:
-    """Returns what is said of imports, by the format that they were imported from."""
+    """Return what is said of imports, by the format that they were imported from."""
     results = defaultdict(list)
     for run in found:
         for name, result in run.items():
@@ -40,7 +40,7 @@ def by_format(found: Sequence[dict[str, Result]]) -> dict[str, list[Result]]:
 
 
 def figures(folders: Sequence[Path], processes: int, python: Path | None) -> Figures:
-    """Lets all doctors look at everything, each once."""
+    """Let all doctors look at everything, each once."""
     with ProcessPoolExecutor(processes) as pool:
         looked = list(pool.map(look, folders, chunksize=8))
         imports = by_format(list(pool.map(imported, chosen(folders), chunksize=4)))

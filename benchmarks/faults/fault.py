@@ -27,7 +27,7 @@ class Fault:
 def fault(
     *, causes: Sequence[str], levels: tuple[Any, Any, Any], algorithms: Sequence[str] = ONLINE, onset: int = 0
 ) -> Callable[[Callable[[Setup, Any], None]], Fault]:
-    """Makes a fault of a function that plants it; its name is the function's, with hyphens."""
+    """Make a fault of a function that plants it; its name is the function's, with hyphens."""
 
     def made(plant: Callable[[Setup, Any], None]) -> Fault:
         return Fault(plant.__name__.replace("_", "-"), tuple(causes), levels, tuple(algorithms), plant, onset)

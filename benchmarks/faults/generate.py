@@ -34,7 +34,7 @@ BEFORE = {"verifier-fails": "easy-curriculum"}
 
 
 def cases(seeds: int) -> Iterator[Case]:
-    """Yields all runs, seed by seed, so that those made so far say something of all faults.
+    """Yield all runs, seed by seed, so that those made so far say something of all faults.
 
     Every fault at three levels and every healthy kind of run on each seed, the algorithms taking turns; after the
     second seed the pairs of faults and another size of model with one run per fault, then a third size and
@@ -53,7 +53,7 @@ def cases(seeds: int) -> Iterator[Case]:
 
 
 def _late(seed: int) -> Iterator[Case]:
-    """Yields the runs of a seed in which a fault begins in the middle, not always at the same step."""
+    """Yield the runs of a seed in which a fault begins in the middle, not always at the same step."""
     for turn, name in enumerate(LATE):
         algorithms = FAULTS[name].algorithms
         onset = LATE_STEPS // 2 - 4 + (5 * turn + 2 * seed) % 9
@@ -67,7 +67,7 @@ def _pairs() -> Iterator[Case]:
 
 
 def _sized(size: str, turned: int = 0) -> Iterator[Case]:
-    """Yields the runs of a size; turned by one, a fault has another level and, of three, another algorithm."""
+    """Yield the runs of a size; turned by one, a fault has another level and, of three, another algorithm."""
     seed = world.SIZES[size].seed
     for turn, (name, fault) in enumerate(FAULTS.items()):
         algorithm = fault.algorithms[(turn + 2 * turned) % len(fault.algorithms)]
@@ -76,12 +76,12 @@ def _sized(size: str, turned: int = 0) -> Iterator[Case]:
 
 
 def base(folder: Path, size: str) -> Path:
-    """Returns the folder of a base model, which is made when it is not there yet."""
+    """Return the folder of a base model, which is made when it is not there yet."""
     return smol.base(folder) if size == smol.SIZE else world.base(folder, size)
 
 
 def planted(case: Case, folder: Path) -> Setup:
-    """Returns the run before it starts, with everything planted; the base models are in ``folder``."""
+    """Return the run before it starts, with everything planted; the base models are in ``folder``."""
     place = base(folder, case.size)
     made = smol.setup if case.size == smol.SIZE else Setup
     setup = made(case.algorithm, place, case.seed)
@@ -97,7 +97,7 @@ def planted(case: Case, folder: Path) -> Setup:
 
 
 def make(case: Case, folder: Path) -> float:
-    """Trains one run and returns the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
+    """Train one run and return the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     unfinished = folder / f"{case.folder}.part"
@@ -125,7 +125,7 @@ def _try(case: Case, folder: Path, unfinished: Path) -> None:
 
 @contextmanager
 def still(most: float = 3.0) -> Iterator[list[float]]:
-    """Collects the times for which the whole machine stood still: no fault of a run that was going on."""
+    """Collect the times for which the whole machine stood still: no fault of a run that was going on."""
     found: list[float] = []
     ended = Event()
 

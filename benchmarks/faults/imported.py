@@ -26,7 +26,7 @@ COLUMNS = ("step", "sample", "split", "prompt", "response", "ground_truth", "rew
 
 
 def write_verl(folder: Path, out: Path) -> None:
-    """Writes what verl leaves in ``trainer.rollout_data_dir``: one ``{step}.jsonl`` per step, counted from 1.
+    """Write what verl leaves in ``trainer.rollout_data_dir``: one ``{step}.jsonl`` per step, counted from 1.
 
     ``reward_extra_info`` is what the reward function returned beside the score: its parts, where there are several.
     """
@@ -40,7 +40,7 @@ def write_verl(folder: Path, out: Path) -> None:
 
 
 def write_trl(folder: Path, out: Path) -> None:
-    """Writes what TRL's GRPO and RLOO leave with ``log_completions`` and ``logging_steps=1``: a Parquet file per step.
+    """Write what TRL's GRPO and RLOO leave with ``log_completions`` and ``logging_steps=1``: a Parquet file per step.
 
     The rewards are those of each function, without weights; the advantage is one number per response.
     """
@@ -60,7 +60,7 @@ def write_trl(folder: Path, out: Path) -> None:
 
 
 def _steps(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yields the rollouts of each step that were trained on."""
+    """Yield the rollouts of each step that were trained on."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for row in run.rows(COLUMNS).to_pylist():
         if row["split"] != "eval":
@@ -69,7 +69,7 @@ def _steps(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 def _advantages(run: Run) -> dict[tuple[int, int], float]:
-    """Returns the advantage of each response, which is the same at all of its tokens."""
+    """Return the advantage of each response, which is the same at all of its tokens."""
     tokens = run.arrow("tokens", ["step", "sample", "advantage"])
     keys = zip(tokens["step"].to_pylist(), tokens["sample"].to_pylist(), strict=True)
     return dict(zip(keys, tokens["advantage"].to_pylist(), strict=True))
@@ -86,7 +86,7 @@ ALGORITHMS = {"trl": ("grpo", "rloo")}
 
 
 def chosen(folders: Iterable[Path]) -> list[Path]:
-    """Returns one run per fault, at one level, and every healthy one, of the first seed that is held out."""
+    """Return one run per fault, at one level, and every healthy one, of the first seed that is held out."""
     seed = CALIBRATION_SEEDS.stop
     levels = {name: turn % 3 for turn, name in enumerate(FAULTS)}
     wanted = {folder: case_of(folder) for folder in folders}
@@ -98,7 +98,7 @@ def chosen(folders: Iterable[Path]) -> list[Path]:
 
 
 def imported(folder: Path) -> dict[str, Result]:
-    """Returns what is said of a run that was written in each format and imported again; nothing of one without rows."""
+    """Return what is said of a run that was written in each format and imported again; nothing of one without rows."""
     case = case_of(folder)
     if not any((folder / "record").glob("rows-*")):
         return {}

@@ -104,7 +104,7 @@ class Said(NamedTuple):
 
 
 def logs_of(run: Run) -> dict[str, Any]:
-    """Returns a run as the two read it: its settings, and for each a record of metrics per step."""
+    """Return a run as the two read it: its settings, and for each a record of metrics per step."""
     steps = list(metrics(run))
     return {
         "config": _config(run),
@@ -122,7 +122,7 @@ def _named(step: Mapping[str, Any], which: int, parts: dict[str, Any]) -> dict[s
 
 
 def _config(run: Run) -> dict[str, Any]:
-    """Returns the settings, under names that rldoctor looks for."""
+    """Return the settings, under names that rldoctor looks for."""
     config = run.info["config"]
     return {
         "algorithm": run.info["algorithm"],
@@ -136,7 +136,7 @@ def _config(run: Run) -> dict[str, Any]:
 
 
 def metrics(run: Run) -> Iterator[dict[str, Any]]:
-    """Yields what is known of each step, under our names: what was logged, and what its rollouts and tokens give."""
+    """Yield what is known of each step, under our names: what was logged, and what its rollouts and tokens give."""
     more = _of_rollouts(run)
     positional = _positional_kl(run)
     for logged in run.steps().to_pylist():
@@ -151,7 +151,7 @@ def metrics(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_rollouts(run: Run) -> dict[int, dict[str, float | None]]:
-    """Returns the reward's extremes, its mean over held-out rollouts, and the KL per token as TRL's GRPO has it."""
+    """Return the reward's extremes, its mean over held-out rollouts, and the KL per token as TRL's GRPO has it."""
     frame = run.pandas("rows", ["step", "split", "reward", "kl_k3", "length"])
     found = {}
     for step, rows in frame.groupby("step"):
@@ -167,7 +167,7 @@ def _of_rollouts(run: Run) -> dict[int, dict[str, float | None]]:
 
 
 def _positional_kl(run: Run) -> dict[int, list[float]]:
-    """Returns the mean KL of the tokens in each eighth of the longest response, by step."""
+    """Return the mean KL of the tokens in each eighth of the longest response, by step."""
     frame = run.pandas("tokens", ["step", "position", "logprob", "ref_logprob"]).dropna()
     if frame.empty:
         return {}
@@ -180,7 +180,7 @@ def _positional_kl(run: Run) -> dict[int, list[float]]:
 
 
 def reason_missing(python: Path | None) -> str | None:
-    """Returns why the two cannot be asked; None if they can."""
+    """Return why the two cannot be asked; None if they can."""
     if python is None:
         return "`--peers-python` was not given"
     try:
@@ -191,7 +191,7 @@ def reason_missing(python: Path | None) -> str | None:
 
 
 def ask(python: Path, folders: Sequence[Path]) -> list[dict[str, Said]]:
-    """Returns what each says of some runs of the benchmark, in their order."""
+    """Return what each says of some runs of the benchmark, in their order."""
     with TemporaryDirectory() as place:
         files = [Path(place, f"{folder.name}.json") for folder in folders]
         for folder, file in zip(folders, files, strict=True):
@@ -201,7 +201,7 @@ def ask(python: Path, folders: Sequence[Path]) -> list[dict[str, Said]]:
 
 
 def translated(name: str, said: Said, own: Result, consequences: bool) -> Result:
-    """Returns what a tool said in our names: a planted cause where it means that one, else what it means first.
+    """Return what a tool said in our names: a planted cause where it means that one, else what it means first.
 
     As with our own notes, what is only worth a look (``info``) counts where it is what was planted. Causes that no
     check of the tool means, or only checks that it skipped, are ``skipped``.

@@ -9,7 +9,7 @@ from matplotlib import pyplot
 
 
 def draw_confusion(found: dict[tuple[str, str], int], file: Path) -> None:
-    """Draws which cause was named first (columns) for which planted one (rows), as shares of the rows."""
+    """Draw which cause was named first (columns) for which planted one (rows), as shares of the rows."""
     planted = sorted({row for row, _ in found} - {"healthy"})
     named = sorted({column for _, column in found} - {"nothing", *planted})
     rows, columns = [*planted, "healthy"], [*planted, *named, "nothing"]

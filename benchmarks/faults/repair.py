@@ -94,7 +94,7 @@ def _train(case: Case, runs: Path, fork: Path, end: int) -> None:
 
 
 def _gold(outcome: Outcome, setup: Setup) -> Interval | None:
-    """Returns the difference of the true rewards."""
+    """Return the difference of the true rewards."""
     tables = []
     for name in ("changed", "unchanged"):
         rows = cavesson.open(outcome.folder / name).rows(["step", "split", "prompt", "response"])
@@ -105,7 +105,7 @@ def _gold(outcome: Outcome, setup: Setup) -> Interval | None:
 
 
 def wanted(runs: Path, seeds: Sequence[int], only: Sequence[str]) -> list[Case]:
-    """Returns the runs to fix, seed by seed."""
+    """Return the runs to fix, seed by seed."""
     found = [Case(**json.loads(file.read_bytes())) for file in runs.glob("*/case.json")]
     found = [
         case
@@ -119,7 +119,7 @@ def wanted(runs: Path, seeds: Sequence[int], only: Sequence[str]) -> list[Case]:
 
 
 def table(repairs: Sequence[Repair]) -> str:
-    """Returns the results as Markdown."""
+    """Return the results as Markdown."""
     faulty, healthy = ([one for one in repairs if one.is_healthy == is_healthy] for is_healthy in (False, True))
     tried = [one for one in faulty if one.settings]
     worse = [one for one in healthy if one.gold is not None and one.gold[2] < 0]

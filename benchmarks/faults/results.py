@@ -79,35 +79,35 @@ class Until:
         return table.filter(pc.less(table["step"], self._steps))
 
     def steps(self) -> pa.Table:
-        """Returns its metrics."""
+        """Return its metrics."""
         return self._cut(self._run.steps())
 
     def rows(self, *which: Any) -> pa.Table:
-        """Returns its rollouts."""
+        """Return its rollouts."""
         return self._cut(self._run.rows(*which))
 
     def not_finite(self) -> pa.Table:
-        """Returns where its numbers are none."""
+        """Return where its numbers are none."""
         return self._cut(self._run.not_finite())
 
 
 def case_of(folder: Path) -> Case:
-    """Returns which run a folder holds."""
+    """Return which run a folder holds."""
     return Case(**json.loads((folder / "case.json").read_text(encoding="utf-8")))
 
 
 def names(diagnosis: Diagnosis, accepted: Collection[str]) -> list[str]:
-    """Returns the causes that are said, without notes that nobody planted."""
+    """Return the causes that are said, without notes that nobody planted."""
     return [one.rule.name for one in diagnosis.causes if one.severity != "note" or one.rule.name in accepted]
 
 
 def accepted_of(case: Case) -> frozenset[str]:
-    """Returns the causes that name a planted fault rightly."""
+    """Return the causes that name a planted fault rightly."""
     return frozenset(cause for name in case.faults for cause in FAULTS[name].causes)
 
 
 def said_of(run: Run, case: Case, sees: Collection[str] = KINDS) -> Result:
-    """Lets the doctor look at a run.
+    """Let the doctor look at a run.
 
     Args:
         run: What is looked at.
@@ -130,7 +130,7 @@ def said_of(run: Run, case: Case, sees: Collection[str] = KINDS) -> Result:
 
 
 def result_of(folder: Path, early: bool = False) -> tuple[Result, Result]:
-    """Returns what is said of a run of the benchmark, and of its scalars alone.
+    """Return what is said of a run of the benchmark, and of its scalars alone.
 
     Args:
         folder: Of the run.
@@ -147,7 +147,7 @@ def result_of(folder: Path, early: bool = False) -> tuple[Result, Result]:
 
 
 def _caught(run: Run, case: Case, steps: int) -> int:
-    """Returns after how many steps a fault that is named in the end was first named."""
+    """Return after how many steps a fault that is named in the end was first named."""
     accepted = accepted_of(case)
     own = [rule for rule in RULES if rule.name in accepted]
     for look in LOOKS:
@@ -161,7 +161,7 @@ def _caught(run: Run, case: Case, steps: int) -> int:
 
 
 def _fell(folder: Path) -> int | None:
-    """Returns the step at which the true reward, a mean over three steps, had fallen from the best it had been."""
+    """Return the step at which the true reward, a mean over three steps, had fallen from the best it had been."""
     if not (folder / "gold.json").exists():
         return None
     gold = np.array(list(json.loads((folder / "gold.json").read_text(encoding="utf-8")).values()))
@@ -173,5 +173,5 @@ def _fell(folder: Path) -> int | None:
 
 
 def _noise(gold: Any) -> float:
-    """Returns the standard deviation of a mean over three steps, from the differences of neighbours."""
+    """Return the standard deviation of a mean over three steps, from the differences of neighbours."""
     return float(np.median(np.abs(np.diff(gold))) / 0.954 / np.sqrt(3))

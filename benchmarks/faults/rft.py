@@ -82,14 +82,14 @@ class Score(NamedTuple):
 
 
 def scored(faulty: Sequence[bool], flagged: Sequence[bool]) -> Score:
-    """Returns the score of flags; a share of nothing is 0."""
+    """Return the score of flags; a share of nothing is 0."""
     right = sum(both for both in map(all, zip(faulty, flagged, strict=True)))
     precision, recall = (100 * right / count if count else 0.0 for count in (sum(flagged), sum(faulty)))
     return Score(precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0)
 
 
 def by_family(runs: Sequence[Judged], setting: str, flag_all: bool = False) -> dict[str, Score]:
-    """Returns the score over the runs of each family in a setting and the baselines, for families that have runs."""
+    """Return the score over the runs of each family in a setting and the baselines, for families that have runs."""
     found = {}
     for family in FAMILIES:
         own = [run for run in runs if (run.family, run.setting) == (family, setting)]
@@ -101,12 +101,12 @@ def by_family(runs: Sequence[Judged], setting: str, flag_all: bool = False) -> d
 
 
 def average(scores: dict[str, Score]) -> float:
-    """Returns the mean F1 of the families; NaN without any."""
+    """Return the mean F1 of the families; NaN without any."""
     return sum(score.f1 for score in scores.values()) / len(scores) if scores else float("nan")
 
 
 def folders_in(root: Path) -> list[Path]:
-    """Returns the folders with the log files of a run each."""
+    """Return the folders with the log files of a run each."""
     found = sorted(path.parent for path in root.rglob(STEPS))
     if not found:
         there = ", ".join(sorted(path.name for path in root.iterdir())[:5]) if root.is_dir() else "no such folder"
@@ -136,7 +136,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def record(logs: Path, run: Path) -> str | None:
-    """Writes the record of a run, without prompts and responses; returns the injected fault, None if there is none.
+    """Write the record of a run, without prompts and responses; return the injected fault, None if there is none.
 
     Responses without a step are left out, and a reward or a length that is null is not measured.
     """
@@ -163,7 +163,7 @@ def record(logs: Path, run: Path) -> str | None:
 
 
 def _injected(metadata: dict[str, Any]) -> str | None:
-    """Returns the type of the fault that was injected into a response; one of strength 0 is none."""
+    """Return the type of the fault that was injected into a response; one of strength 0 is none."""
     given = metadata.get("fault_injection") or {}
     kind = given.get("fault_injection_type")
     return str(kind) if kind and given.get("fault_injection_strength") not in (None, 0, "0") else None
@@ -189,7 +189,7 @@ def judged(logs: Path) -> Judged:
 
 
 def report(runs: Sequence[Judged]) -> str:
-    """Returns the table of scores, the false alarms, and which rules gave them."""
+    """Return the table of scores, the false alarms, and which rules gave them."""
     normal = [run for run in runs if run.fault is None]
     lines = [f"{len(runs)} runs, {len(normal)} of them normal (the whole benchmark: {RUNS}, {NORMAL})"]
     for setting in SETTINGS:

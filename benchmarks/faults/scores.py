@@ -28,7 +28,7 @@ class Score:
 
 
 def score(results: Iterable[Result]) -> Score:
-    """Returns the score of runs with one fault and of healthy ones."""
+    """Return the score of runs with one fault and of healthy ones."""
     results = list(results)
     sick = [one for one in results if len(one.case.faults) == 1]
     healthy = [one for one in results if not one.case.faults]
@@ -52,7 +52,7 @@ def _share(values: Iterable[bool]) -> float:
 
 
 def visible(found: Iterable[Result], own: Mapping[Case, Result]) -> list[Result]:
-    """Returns the healthy runs, and those with a fault of which not all causes are beyond what was looked at.
+    """Return the healthy runs, and those with a fault of which not all causes are beyond what was looked at.
 
     Args:
         found: What is said of imports, or by another tool.
@@ -66,13 +66,13 @@ def visible(found: Iterable[Result], own: Mapping[Case, Result]) -> list[Result]
 
 
 def both_named(results: Iterable[Result]) -> tuple[int, int]:
-    """Returns in how many runs with two faults both are named as causes, and how many there are."""
+    """Return in how many runs with two faults both are named as causes, and how many there are."""
     two = [one for one in results if len(one.case.faults) == 2]
     return sum(all(set(causes) & set(one.named) for causes in one.accepted) for one in two), len(two)
 
 
 def by_cause(results: Iterable[Result]) -> dict[str, dict[str, float]]:
-    """Returns runs, recall, precision, top-1 and top-3 of every cause that was planted or named."""
+    """Return runs, recall, precision, top-1 and top-3 of every cause that was planted or named."""
     sick, said, right = defaultdict(list), Counter[str](), Counter[str]()
     for one in results:
         if len(one.case.faults) == 1:
@@ -93,7 +93,7 @@ def by_cause(results: Iterable[Result]) -> dict[str, dict[str, float]]:
 
 
 def confusion(results: Iterable[Result]) -> dict[tuple[str, str], int]:
-    """Returns how often each cause was named first for each planted one; an accepted equivalent counts as planted."""
+    """Return how often each cause was named first for each planted one; an accepted equivalent counts as planted."""
     found: Counter[tuple[str, str]] = Counter()
     for one in results:
         if len(one.case.faults) == 1:
@@ -106,7 +106,7 @@ def confusion(results: Iterable[Result]) -> dict[tuple[str, str], int]:
 
 
 def delays(results: Sequence[Result]) -> list[int]:
-    """Returns the steps between a fault's beginning and the look at which it was first named."""
+    """Return the steps between a fault's beginning and the look at which it was first named."""
     return [one.caught - one.onset for one in results if len(one.case.faults) == 1 and one.caught is not None]
 
 
@@ -126,7 +126,7 @@ class Onsets:
 
 
 def onsets(results: Iterable[Result]) -> Onsets:
-    """Returns how well the beginning is found in runs with one fault."""
+    """Return how well the beginning is found in runs with one fault."""
     said = [one for one in results if len(one.case.faults) == 1 and one.since is not None]
     errors = [abs(one.since - one.onset) for one in said if one.since is not None]
     intervals = [(one.onset, *one.between) for one in said if one.between is not None]
@@ -140,6 +140,6 @@ def onsets(results: Iterable[Result]) -> Onsets:
 
 
 def in_time(results: Iterable[Result]) -> tuple[int, int]:
-    """Returns in how many runs the fault was named before the true reward fell, and in how many it fell."""
+    """Return in how many runs the fault was named before the true reward fell, and in how many it fell."""
     fell = [one for one in results if len(one.case.faults) == 1 and one.fell is not None]
     return sum(one.caught is not None and one.fell is not None and one.caught <= one.fell for one in fell), len(fell)

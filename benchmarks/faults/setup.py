@@ -79,7 +79,7 @@ class Setup:
         self.settings = {**copy.deepcopy(COMMON), **own, **copy.deepcopy(self.settings)}
 
     def set(self, path: str, value: Any) -> None:
-        """Changes a setting by its dotted path."""
+        """Change a setting by its dotted path."""
         *groups, name = path.split(".")
         place = self.settings
         for group in groups:
@@ -97,7 +97,7 @@ class Setup:
 
 
 def train(setup: Setup, folder: Path) -> None:
-    """Runs a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
+    """Run a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
     for one in (setup.before, setup):
         if one is not None:
             with patched(one):
@@ -112,7 +112,7 @@ def train(setup: Setup, folder: Path) -> None:
 
 @contextmanager
 def patched(setup: Setup) -> Iterator[None]:
-    """Keeps the functions that a fault replaces replaced."""
+    """Keep the functions that a fault replaces replaced."""
     with ExitStack() as stack:
         for one in setup.patches:
             stack.enter_context(one)
@@ -120,7 +120,7 @@ def patched(setup: Setup) -> Iterator[None]:
 
 
 def train_with(settings: RolloutRun, setup: Setup) -> None:
-    """Trains a setup with other settings than its own; a run that is there already is resumed."""
+    """Train a setup with other settings than its own; a run that is there already is resumed."""
     training = Training(
         settings,
         model=world.load(setup.base),
@@ -150,7 +150,7 @@ def _steps(training: Training, setup: Setup) -> Iterator[None]:
 
 
 def _leave_gold(setup: Setup, folder: Path) -> None:
-    """Writes the mean true reward of each step: what the run was really for."""
+    """Write the mean true reward of each step: what the run was really for."""
     import cavesson
 
     by_step: dict[int, list[float]] = {}
@@ -162,13 +162,13 @@ def _leave_gold(setup: Setup, folder: Path) -> None:
 
 
 def policy(training: Training) -> Policy:
-    """Returns the policy of a run."""
+    """Return the policy of a run."""
     found: Policy = training.trainer.policy  # type: ignore[attr-defined]
     return found
 
 
 def separate_sampler(training: Training) -> Policy:
-    """Gives the sampler weights of its own, as an inference engine has, and returns its policy."""
+    """Give the sampler its own weights, as an inference engine has, and return its policy."""
     engine = Policy(copy.deepcopy(policy(training).model).requires_grad_(False))
     training.collector.sampler.policy = engine
     return engine

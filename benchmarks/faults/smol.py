@@ -41,7 +41,7 @@ PLANTED = (
 
 
 def prompts() -> list[list[dict[str, str]]]:
-    """Returns the prompts: a question about a place or a thing each, as a conversation."""
+    """Return the prompts: a question about a place or a thing each, as a conversation."""
     asked = [f"How is the {one}? Answer in one short sentence." for one in (*world.PLACES, *world.THINGS)]
     return [[{"role": "user", "content": one}] for one in asked]
 
@@ -55,18 +55,18 @@ def gold(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> li
 
 
 def cases() -> Iterator[Case]:
-    """Yields the runs: every fault once, and one healthy run per algorithm."""
+    """Yield the runs: every fault once, and one healthy run per algorithm."""
     yield from (Case(name, -1, algorithm, SIZE, 0) for name, algorithm in HEALTHY)
     yield from (Case(name, level, algorithm, SIZE, 0) for name, level, algorithm in PLANTED)
 
 
 def installed() -> bool:
-    """Returns whether the package that holds the model is there."""
+    """Return whether the package that holds the model is there."""
     return find_spec(SOURCE[0].removeprefix("package:")) is not None
 
 
 def base(folder: Path) -> Path:
-    """Returns the folder of the model, which is unpacked there first."""
+    """Return the folder of the model, which is unpacked there first."""
     place = folder / f"base-{SIZE}"
     if not (place / "tokenizer.json").exists():
         load_causal(*SOURCE, dtype="bfloat16").save_pretrained(place)
@@ -75,7 +75,7 @@ def base(folder: Path) -> Path:
 
 
 def setup(algorithm: str, place: Path, seed: int) -> Setup:
-    """Returns a run before anything is planted; ``place`` is the folder of the model."""
+    """Return a run before anything is planted; ``place`` is the folder of the model."""
     tokenizer = load_tokenizer(str(place))
     made = Setup(
         algorithm,

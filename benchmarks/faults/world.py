@@ -44,12 +44,12 @@ SIZES = {"small": Size(1, 64), "other": Size(3, 96), "large": Size(2, 128, seed=
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of whole words, padded on the left."""
+    """Return a tokenizer of whole words, padded on the left."""
     return new_tokenizer([END, PAD, START, *WORDS])
 
 
 def new_tokenizer(vocabulary: Sequence[str], decoder: decoders.Decoder | None = None) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer of these words; a decoder says how they are written one after another, else with spaces."""
+    """Return a tokenizer of these words; a decoder says how they are written one after another, else with spaces."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=PAD))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     if decoder is not None:
@@ -58,12 +58,12 @@ def new_tokenizer(vocabulary: Sequence[str], decoder: decoders.Decoder | None = 
 
 
 def prompts() -> list[str]:
-    """Returns the prompts: a place and a thing or a person to speak of."""
+    """Return the prompts: a place and a thing or a person to speak of."""
     return [f"in the {place} the" for place in PLACES] + [f"we saw the {thing}" for thing in (*THINGS, *PEOPLE)]
 
 
 def sentence(generator: np.random.Generator) -> str:
-    """Returns one text of the grammar: an opening like those of the prompts, one to three clauses, perhaps a sign."""
+    """Return one text of the grammar: an opening like those of the prompts, one to three clauses, perhaps a sign."""
 
     def one(words: Sequence[str]) -> str:
         return str(generator.choice(words))
@@ -83,7 +83,7 @@ def sentence(generator: np.random.Generator) -> str:
 
 
 def new_model(size: Size, seed: int) -> PreTrainedModel:
-    """Returns a model of random weights."""
+    """Return a model of random weights."""
     config = LlamaConfig(
         vocab_size=len(tokenizer()),
         hidden_size=size.hidden,
@@ -102,7 +102,7 @@ def new_model(size: Size, seed: int) -> PreTrainedModel:
 
 
 def train_base(size: Size, seed: int, steps: int = 300, batch: int = 64) -> PreTrainedModel:
-    """Returns a model that speaks the grammar: cross-entropy on fresh sentences."""
+    """Return a model that speaks the grammar: cross-entropy on fresh sentences."""
     model = new_model(size, seed)
 
     def loss(ids: Tensor, texts: list[str]) -> Tensor:
@@ -114,7 +114,7 @@ def train_base(size: Size, seed: int, steps: int = 300, batch: int = 64) -> PreT
 
 
 def train_critic(model: PreTrainedModel, seed: int, steps: int = 100, batch: int = 64) -> PreTrainedModel:
-    """Returns a model whose last layer knows how good a text will be: a critic's body as a reward model has it.
+    """Return a model whose last layer knows how good a text will be: a critic's body as a reward model has it.
 
     Its head is thrown away, so that a run's critic still starts at zero.
     """
@@ -147,7 +147,7 @@ def _fit(weights: list[Tensor], loss: Callable[[Tensor, list[str]], Tensor], see
 
 
 def base(folder: Path, size: str) -> Path:
-    """Returns the folder of a base model, with a critic's body in it; they are trained when they are not there yet."""
+    """Return the folder of a base model, with a critic's body in it; they are trained when they are not there yet."""
     seed = SIZES[size].seed
     place = folder / f"base-{size}-{seed}"
     if not (place / "critic").exists():
@@ -159,7 +159,7 @@ def base(folder: Path, size: str) -> Path:
 
 
 def load(place: Path) -> PreTrainedModel:
-    """Returns a fresh copy of a base model."""
+    """Return a fresh copy of a base model."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place)
     return model
 

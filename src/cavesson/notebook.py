@@ -13,7 +13,7 @@ SHOWN = (
     "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
 )  # fmt: skip
 """Metrics that have a curve."""
-MOST = 6
+MAX_CURVES = 6
 """Curves."""
 WIDTH, HEIGHT, EDGE = 220, 56, 3
 MAX_POINTS = 400
@@ -30,7 +30,7 @@ def page(title: str, facts: Mapping[str, Any], curves: Mapping[str, Curve]) -> s
         facts: values by name; None is omitted.
         curves: curves by the name of the metric.
     """
-    shown = [name for name in SHOWN if name in curves][:MOST]
+    shown = [name for name in SHOWN if name in curves][:MAX_CURVES]
     drawn = "".join(_curve(name, *curves[name]) for name in shown)
     return f"<div><strong>{_text(title)}</strong>{_table(facts)}<div>{drawn}</div></div>"
 

@@ -84,7 +84,7 @@ class Watchdog:
         self._rank, self._count, self._timeout, self._way_on = rank, count, timeout, way_on
         self._period = min(max(timeout / 20, _SHORTEST_PERIOD), _LONGEST_PERIOD)
         shared: Any = _get_default_store()  # PyTorch's type stubs lack `clone`
-        # A connection of its own: the one of the process group may be waiting for an answer.
+        # A separate connection: the one of the process group may be waiting for an answer.
         self._store = PrefixStore(f"watchdog-{next(_numbers)}", shared.clone())
         self._place, self._lock = Place(), Lock()
         self._seen = [Seen(Place()) for _ in range(count)]

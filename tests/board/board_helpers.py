@@ -23,7 +23,7 @@ ORIGIN = {"origin": f"http://{HOST}"}
 
 
 def board_of(*folders: Path) -> Board:
-    """Opens runs whose index is up to date."""
+    """Open runs whose index is up to date."""
     for folder in folders:
         indexed(folder)
     return Board([cavesson.record.open(folder) for folder in folders])
@@ -41,7 +41,7 @@ def client_of(board: Board, token: str | None = None, **kwargs: Any) -> TestClie
 
 
 def ask(client: TestClient, **parameters: Any) -> dict[str, Any]:
-    """Asks until the answer is exact, as the page does."""
+    """Ask until the answer is exact, as the page does."""
     for _ in range(400):
         answer = client.get("/api/runs/0/rows", params={"limit": 500} | parameters)
         assert answer.status_code == 200, answer.text

@@ -67,7 +67,7 @@ class Vocabulary:
 
 
 def record_run(folder: Path, *, steps: int = STEPS, better: float = 0.0, **info: Any) -> Path:
-    """Records a run in which ``#`` spreads because it pays.
+    """Record a run in which ``#`` spreads because it pays.
 
     Args:
         folder: Where to.
@@ -85,7 +85,7 @@ def record_run(folder: Path, *, steps: int = STEPS, better: float = 0.0, **info:
 
 
 def record_step(recorder: Recorder, vocabulary: Vocabulary, step: int, better: float = 0.0, pause: float = 0.0) -> None:
-    """Records a step; its metrics come ``pause`` seconds after its rollouts, as an update takes its time."""
+    """Record a step; its metrics come ``pause`` seconds after its rollouts, as an update takes its time."""
     generator = np.random.default_rng([step, 7])
     size = BATCH + EVALUATED
     groups = [(step * 4 + sample // 4) % len(PROMPTS) for sample in range(size)]
@@ -182,7 +182,7 @@ class BoardProcess:
 
 
 def wait_for(happened: Any, seconds: float = 120) -> None:
-    """Waits until a function returns what is true; while the server does not answer, it has not happened."""
+    """Wait until a function returns what is true; while the server does not answer, it has not happened."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -198,7 +198,7 @@ def wait_for(happened: Any, seconds: float = 120) -> None:
 def opened(
     browser: Any, address: str, *, wide: bool = True, language: str = "en-US", forgiven: str = "\n", **context: Any
 ) -> Iterator[Any]:
-    """Opens an address in a page of its own.
+    """Open an address in a page of its own.
 
     Errors of the page, requests to anywhere else, and scripts of the record that ran fail the test; a message of the
     console that contains ``forgiven`` does not.
@@ -229,12 +229,12 @@ def is_own(url: str, host: str) -> bool:
 
 
 def go(page: Any, path: str) -> None:
-    """Opens another address of the page, as a link within it does."""
+    """Open another address of the page, as a link within it does."""
     page.evaluate("to => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate')) }", path)
 
 
 def parsed(text: str) -> float:
-    """Reads a number as the page writes it."""
+    """Read a number as the page writes it."""
     return float(text.replace("−", "-").replace(",", "").replace("+", "").replace(" %", "e-2").strip())
 
 
@@ -248,7 +248,7 @@ def saved(page: Any, act: Any, folder: Path) -> Path:
 
 
 def settle(page: Any) -> None:
-    """Waits until the text of the page stays as it is, and the page shows no sign that it waits for an answer."""
+    """Wait until the text of the page stays as it is, and the page shows no sign that it waits for an answer."""
     page.wait_for_function(
         """() => {
             const text = document.body.innerText;

@@ -15,7 +15,7 @@ TALE, LOSSES, NOTHING, LARGE = range(4)
 
 
 def record_nothing(folder, steps=3):
-    """Records rollouts none of whose numbers is a number."""
+    """Record rollouts none of whose numbers is a number."""
     vocabulary = Vocabulary()
     ids = vocabulary.ids("no numbers here")
     unknown = {name: np.full((2, len(ids)), np.nan, np.float32) for name in ("logprob", "ref_logprob", "value")}

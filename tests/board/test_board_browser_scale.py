@@ -102,7 +102,7 @@ MANY = 10_000_000
 
 
 def many_rows(address: str) -> dict:
-    """Answers as the server does for a run of ten million rollouts; that it does so in time is for the benchmark."""
+    """Answer as the server does for a run of ten million rollouts; that it does so in time is for the benchmark."""
     asked = parse_qs(urlsplit(address).query)
     offset, limit = int(asked["offset"][0]), int(asked["limit"][0])
     row = {"group": 0, "split": "train", "parts": {}, "finish_reason": "eos", "prompt": "p", "response": "r"}
@@ -112,7 +112,7 @@ def many_rows(address: str) -> dict:
 
 
 def drag_bar(page: Page, share: float) -> None:
-    """Puts the scroll bar somewhere and waits for the rows that belong there."""
+    """Put the scroll bar somewhere and wait for the rows that belong there."""
     page.locator(".table").evaluate("(e, share) => { e.scrollTop = share * (e.scrollHeight - e.clientHeight) }", share)
     page.wait_for_function(
         "([low, high]) => [...document.querySelectorAll('.table .chunk .tr')].some((row) => "

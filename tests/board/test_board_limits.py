@@ -29,7 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cavesson.board import connections
-from cavesson.board.connections import MOST, REQUEST_SECONDS, Connection, Seldom
+from cavesson.board.connections import MAX_CONNECTIONS, REQUEST_SECONDS, Connection, Seldom
 
 SLOW = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 
@@ -53,7 +53,7 @@ def read_json(address: str) -> Any:
 
 
 def ask(board: BoardProcess, query: str) -> tuple[int, Any, float]:
-    """Returns status and answer of a query, and how many seconds that took."""
+    """Return status and answer of a query, and how many seconds that took."""
     body = json.dumps({"query": query}).encode()
     headers = {"origin": board.address, "content-type": "application/json"}
     request = urllib.request.Request(f"{board.address}/api/runs/0/sql", body, headers)
@@ -102,7 +102,7 @@ HALF = [b"", b"GET /api/runs HTT", b"GET /api/runs HTTP/1.1\r\nhost: 127.0.0.1\r
 def test_connections_that_send_half_a_request_are_ended_and_stop_nobody(run):
     with BoardProcess(run) as board:
         began = time.monotonic()
-        held = [opened(board, HALF[i % len(HALF)]) for i in range(3 * MOST)]
+        held = [opened(board, HALF[i % len(HALF)]) for i in range(3 * MAX_CONNECTIONS)]
         for _ in range(5):
             asked = time.monotonic()
             assert board.json("api/runs")[0]["rollouts"] == 18
@@ -112,7 +112,7 @@ def test_connections_that_send_half_a_request_are_ended_and_stop_nobody(run):
             for connection in held:
                 selector.register(connection, selectors.EVENT_READ)
             closed = selector.select(timeout=0)
-        assert len(held) - len(closed) <= MOST  # the first made room for the last
+        assert len(held) - len(closed) <= MAX_CONNECTIONS  # the first made room for the last
         body = opened(board, b"")
         host = f"127.0.0.1:{board.port}"
         head = f"PUT /api/runs/0/stars/0/0 HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
@@ -160,7 +160,7 @@ def serving_large() -> Iterator[tuple[int, uvicorn.Server]]:
 
 
 def read(connection: socket.socket, pause: float) -> int:
-    """Counts what comes, a megabyte at a time, until the connection ends."""
+    """Count what comes, a megabyte at a time, until the connection ends."""
     count = 0
     with suppress(ConnectionResetError):
         while piece := connection.recv(1 << 20):

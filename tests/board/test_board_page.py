@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def node(*arguments: str) -> str:
-    """Runs Node in the page's folder; its output stands in the failure."""
+    """Run Node in the page's folder; its output stands in the failure."""
     assert NODE is not None
     done = subprocess.run([NODE, *arguments], cwd=WEB, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

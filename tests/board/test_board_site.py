@@ -20,7 +20,7 @@ def static(tmp_path, monkeypatch):
 
 
 async def answered(app: ASGIApp, path: str, method: str = "GET") -> tuple[int, str, bytes]:
-    """Returns status, type and body of an answer."""
+    """Return status, type and body of an answer."""
     sent = []
 
     async def send(message):

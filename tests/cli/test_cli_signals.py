@@ -97,7 +97,7 @@ class Terminal:
         self.wait_for(lambda: text in self.said)
 
     def end(self) -> int:
-        """Reads what is left and returns the exit code; negative for a signal that nobody handled."""
+        """Read what is left and return the exit code; negative for a signal that nobody handled."""
         deadline = time.monotonic() + SECONDS
         while self._read():
             assert time.monotonic() < deadline, self.said
@@ -175,7 +175,7 @@ def whole(finished: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
 
 
 def pasted(said: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the command that was printed to continue with."""
+    """Run the command that was printed to continue with."""
     (command,) = re.findall(r"; continue with: ([^\r\n]*)", said)
     return subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True)
 

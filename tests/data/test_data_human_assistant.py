@@ -25,7 +25,7 @@ def read(folder: Path, kind: type, *rows: dict) -> Loaded:
 
 
 def text(*said: str) -> str:
-    """Turns in the form of HH-RLHF, the human first."""
+    """Turn in the form of HH-RLHF, the human first."""
     return "".join(f"\n\n{('Human', 'Assistant')[n % 2]}: {content}" for n, content in enumerate(said))
 
 

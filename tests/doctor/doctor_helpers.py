@@ -67,7 +67,7 @@ class Made:
         return self.tokens["mask"]
 
     def settle(self, beta: float = 0.05) -> None:
-        """Computes again what follows from other columns: token rewards, returns, advantages, values."""
+        """Compute again what follows from other columns: token rewards, returns, advantages, values."""
         mask, delta = self.mask, self.tokens["logprob"] - self.tokens["ref_logprob"]
         last = np.arange(mask.shape[-1]) == mask.sum(-1, keepdims=True) - 1
         reward = np.where(last, self.rows["reward"][..., None], 0.0)
@@ -82,12 +82,12 @@ class Made:
         self.tokens["advantage"] = advantage
 
     def write(self, folder: Path) -> Path:
-        """Writes the record."""
+        """Write the record."""
         write_run(folder, self.info)
         return self.record(folder)
 
     def record(self, folder: Path, first: int = 0) -> Path:
-        """Writes the steps, the first one under this number."""
+        """Write the steps, the first one under this number."""
         with Recorder(folder, attempt=begin_attempt(folder, start_step=first)) as recorder:
             for step in range(len(self.mask)):
                 rows = {name: column[step] for name, column in self.rows.items()}
@@ -101,7 +101,7 @@ class Made:
 
 
 def reading(rule: Rule, made: Made, folder: Path) -> Reading:
-    """Returns what a rule reads in a run; the rule has all it needs and says something."""
+    """Return what a rule reads in a run; the rule has all it needs and says something."""
     data = made.data(folder)
     missing = [need for need in rule.needs if not any(data.has(one) for one in need.split("|"))]
     assert not missing, f"{rule.name} lacks {missing}"
@@ -121,7 +121,7 @@ def check_shares(rule: Rule, found: Reading) -> None:
 
 
 def healthy(algorithm: str = "ppo", steps: int = 24, batch: int = 32, siblings: int = 4, seed: int = 0) -> Made:
-    """Returns a run in which the policy learns slowly and nothing is wrong."""
+    """Return a run in which the policy learns slowly and nothing is wrong."""
     chance = np.random.default_rng(seed)
     size = len(WORDS)
     start, drift = chance.normal(0, 1, size), chance.normal(0, 1, size)
@@ -169,7 +169,7 @@ def _draw(policy: Array, chance: np.random.Generator, batch: int) -> Array:
 
 
 def texts(ids: Array, mask: Array) -> Array:
-    """Returns [B] the texts of responses [B, T]."""
+    """Return [B] the texts of responses [B, T]."""
     lines = [
         [WORDS[i] for i, inside in zip(*both, strict=True) if inside and i != END]
         for both in zip(ids, mask, strict=True)

@@ -16,7 +16,7 @@ BEFORE = 176
 
 
 def begun(folder: Path, algorithm: str, change: Change | None = None) -> Path:
-    """Returns the folder of a run of ``BEFORE`` steps, healthy or changed, which is written if it is not there."""
+    """Return the folder of a run of ``BEFORE`` steps, healthy or changed, which is written if it is not there."""
     place = folder / (change.__name__ if change else "healthy") / algorithm
     if not place.exists():
         made = healthy(algorithm, steps=BEFORE)
@@ -45,14 +45,14 @@ def longer(made: Made) -> None:
 
 
 def cut_to(made: Made, most: Array) -> None:
-    """Gives each response a random length of at most so many tokens, [S]."""
+    """Give each response a random length of at most so many tokens, [S]."""
     keep = np.random.default_rng(5).integers(1, most[:, None] + 1, made.rows["reward"].shape)
     made.tokens["mask"] = np.arange(LENGTH) < keep[..., None]
     made.rows["finish_reason"][:] = "eos"
 
 
 def late(change: Change, begun: Path, folder: Path) -> RunData:
-    """Returns a copy of a healthy run that goes on, at step ``BEFORE``, as a run of 24 steps with a change."""
+    """Return a copy of a healthy run that goes on, at step ``BEFORE``, as a run of 24 steps with a change."""
     made = healthy(begun.name)
     change(made)
     made.rows["policy_version"] = made.rows["policy_version"] + BEFORE

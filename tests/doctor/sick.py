@@ -20,7 +20,7 @@ class Cases(dict[str, tuple[Change, Change]]):
 
 
 def resample(made, change):
-    """Draws all tokens again from a changed distribution, which the trainer does not know of."""
+    """Draw all tokens again from a changed distribution, which the trainer does not know of."""
     chance = np.random.default_rng(9)
     for step in range(len(made.policy)):
         changed = change(made.policy[step])

@@ -32,7 +32,7 @@ ALWAYS = {"sample", "position", "rank", *(one.name for one in (*PLACE_COLUMNS, *
 
 
 def with_computed(columns: Columns) -> Columns:
-    """Adds what every recorder computes from the columns."""
+    """Add what every recorder computes from the columns."""
     tokens = {one for one in columns if one.startswith("tokens.")}
     return columns | {name for name, needs in COMPUTED.items() if needs <= tokens or (ANY_TOKENS in needs and tokens)}
 
@@ -109,7 +109,7 @@ PENALTIES = {
 
 
 def penalise(made: Made, beta: np.ndarray, estimator: str) -> None:
-    """Puts the penalty into token rewards, and into advantages as RLOO has them: minus the mean of the siblings."""
+    """Put the penalty into token rewards, and into advantages as RLOO has them: minus the mean of the siblings."""
     spent = estimates(made.tokens["logprob"] - made.tokens["ref_logprob"])[estimator] * made.mask * beta[:, None, None]
     last = np.arange(LENGTH) == made.mask.sum(-1, keepdims=True) - 1
     made.tokens["token_reward"] = np.where(last, made.rows["reward"][..., None], 0.0) - spent
@@ -175,7 +175,7 @@ def test_what_the_recorder_computes_stands_for_its_tokens():
 
 
 def all_but(*gone: str) -> Columns:
-    """Returns the columns that a healthy run has, without some."""
+    """Return the columns that a healthy run has, without some."""
     made = healthy()
     found = {"rows": made.rows, "tokens": made.tokens, "steps": made.metrics}
     return frozenset(f"{kind}.{name}" for kind, columns in found.items() for name in columns) - set(gone)

@@ -35,7 +35,7 @@ def sick(name, since=0, **changes):
 
 
 def folded(data, *rules):
-    """Returns the consequences of each cause."""
+    """Return the consequences of each cause."""
     return {one.rule.name: one.explains for one in diagnose(data, rules).causes}
 
 

@@ -68,7 +68,7 @@ def test_titles_and_healthy_ranges_need_no_reading(rule: Rule) -> None:
 
 
 def texts_of(rule: Rule, name: str) -> dict[str, str]:
-    """Returns the texts of a rule in one language with their placeholders."""
+    """Return the texts of a rule in one language with their placeholders."""
     return language(name).rules.get(rule.name) or {text: getattr(rule.texts, text) for text in TEXTS}
 
 
@@ -182,7 +182,7 @@ def phrases_of_the_report() -> set[str]:
 
 
 def phrases_of_the_rules(module: ModuleType) -> set[str]:
-    """Returns the constants with a space in the rules' functions: what they put into words, whole or in part."""
+    """Return the constants with a space in the rules' functions: what they put into words, whole or in part."""
     found: set[str] = set()
     for function in ast.parse(inspect.getsource(module)).body:
         if not isinstance(function, ast.FunctionDef):
@@ -234,7 +234,7 @@ def test_all_languages_have_the_same_phrases_and_none_says_it_in_english() -> No
 
 
 def setting(run: type[Settings], path: str) -> Any:
-    """Returns the type of a setting; of a list of groups, that of the group's."""
+    """Return the type of a setting; of a list of groups, that of the group's."""
 
     def inner(group: Any, name: str) -> Any:
         entry = get_args(group)[0] if get_origin(group) is tuple else group

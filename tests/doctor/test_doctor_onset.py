@@ -11,12 +11,12 @@ from cavesson.doctor.rules.reward import reward_falls
 from cavesson.doctor.series import Series
 
 SEEDS = 120
-FEWEST = int(stats.binom.ppf(0.001, SEEDS, CONFIDENCE))
+MIN_COVERED = int(stats.binom.ppf(0.001, SEEDS, CONFIDENCE))
 """With a coverage of 90 %, fewer intervals than this hold the truth once in a thousand times."""
 
 
 def noise(chance: np.random.Generator, count: int, correlation: float) -> np.ndarray:
-    """Returns normal noise of variance 1 with a correlation of neighbouring values."""
+    """Return normal noise of variance 1 with a correlation of neighbouring values."""
     values = chance.normal(size=count)
     for i in range(1, count):
         values[i] = correlation * values[i - 1] + np.sqrt(1 - correlation**2) * values[i]
@@ -24,7 +24,7 @@ def noise(chance: np.random.Generator, count: int, correlation: float) -> np.nda
 
 
 def changed(steps: np.ndarray, at: int, length: int, size: float) -> np.ndarray:
-    """Returns a series that is 0 up to step ``at`` and then changes by ``size``, along a line over so many steps."""
+    """Return a series that is 0 up to step ``at`` and then changes by ``size``, along a line over so many steps."""
     return size * np.clip((steps - at + 1) / length, 0, 1)
 
 
@@ -44,7 +44,7 @@ def test_the_interval_holds_the_truth_in_nine_of_ten_cases(count, correlation, l
         found = onset(Series(steps, values), rising=sign > 0)
         assert found.low <= found.step <= found.high
         covered += found.low <= at <= found.high
-    assert covered >= FEWEST
+    assert covered >= MIN_COVERED
 
 
 @pytest.mark.parametrize(("length", "most"), [(1, 0.5), (30, 5.0)])

@@ -48,7 +48,7 @@ class Parsed(HTMLParser):
         self.texts[-1] += data
 
     def named(self, tag, kind=None):
-        """Returns attributes and following text of the tags of a name and class."""
+        """Return attributes and following text of the tags of a name and class."""
         both = zip(self.tags, self.texts, strict=True)
         return [(a, t) for (name, a), t in both if name == tag and (kind is None or kind in a.get("class", "").split())]
 

@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {
 
 
 def run_lines(code: str) -> None:
-    """Runs the lines for a custom loop for three steps, as if they had been pasted into one."""
+    """Run the lines for a custom loop for three steps, as if they had been pasted into one."""
     setup, _, calls = code.partition("\nrecorder.")
     names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     given = {name: VALUES.get(name, [[-0.5], [-0.25, -1.0]]) for name in names - set(dir(builtins))}
@@ -166,7 +166,7 @@ def columns_in(cell: str, kind: str) -> set[str]:
 
 
 def conditions_in(cell: str, columns: set[str]) -> dict[str, str]:
-    """Returns the condition of each column in a cell such as "`a`, `b`: PPO; `c`: beta > 0"."""
+    """Return the condition of each column in a cell such as "`a`, `b`: PPO; `c`: beta > 0"."""
     found = {}
     for part in filter(None, cell.strip().split("; ")):
         names, _, condition = part.partition(": ")

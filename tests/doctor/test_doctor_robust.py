@@ -44,7 +44,7 @@ def findings(made, folder):
 
 
 def answer(folder):
-    """Returns what the doctor says, in every way in which it says it."""
+    """Return what the doctor says, in every way in which it says it."""
     data = RunData(cavesson.open(folder))
     diagnosis = diagnose(data, RULES)
     for name in LANGUAGES:
@@ -58,7 +58,7 @@ def answer(folder):
 
 
 def fill(made, value):
-    """Writes one number into every column that has numbers."""
+    """Write one number into every column that has numbers."""
     for column in (*made.rows.values(), *made.tokens.values(), *made.metrics.values()):
         if np.issubdtype(column.dtype, np.floating):
             column[:] = value
@@ -146,7 +146,7 @@ def compacted(tmp_path_factory):
 
 
 def columns_in(folder):
-    """Returns the columns, metrics, and entries of run.json of a run."""
+    """Return the columns, metrics, and entries of run.json of a run."""
     files = sorted(folder.glob("record/[!r]*.parquet")) + sorted(folder.glob("record/rows-*.parquet"))
     found = {(file.name, name) for file in files for name in pq.read_schema(file).names if name not in SAID}
     info = json.loads((folder / "run.json").read_text())
@@ -194,7 +194,7 @@ def very_sick():
 
 
 def written(made, folder, ranks, order):
-    """Writes a run in several processes' parts, in any order of the rollouts of a step."""
+    """Write a run in several processes' parts, in any order of the rollouts of a step."""
     write_run(folder, made.info)
     owner = np.arange(made.mask.shape[1]) * ranks // made.mask.shape[1]
     for rank in range(ranks):

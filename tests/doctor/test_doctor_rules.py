@@ -73,7 +73,7 @@ UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up", "kl-explosion"}
 
 
 def decides(rule, data):
-    """Returns whether a limit of the rule that nothing exceeds makes a sick run healthy."""
+    """Return whether a limit of the rule that nothing exceeds makes a sick run healthy."""
     found = [rule.statistic(data, **{limit: far}) for limit in rule.limits for far in (-1e9, 1e9)]
     return not rule.limits or any(reading is None or not reading.sick for reading in found)
 

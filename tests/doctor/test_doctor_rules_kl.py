@@ -11,7 +11,7 @@ AWAY = np.linspace(0, 4, 24)
 
 
 def far(away, rises, penalty=True):
-    """Returns a run that leaves its reference by ``away`` while its reward rises, or stays as it was."""
+    """Return a run that leaves its reference by ``away`` while its reward rises, or stays as it was."""
     made = healthy()
     made.tokens["ref_logprob"] = made.tokens["ref_logprob"] - np.where(made.mask, away[:, None, None], 0)
     noise = np.random.default_rng(0).normal(size=made.rows["reward"].shape)

@@ -91,14 +91,14 @@ def test_the_onset_of_what_a_window_shows_is_looked_for_in_the_whole_run(begins,
 
 
 def moved(made: Made) -> np.ndarray:
-    """Moves the policy ten times as far from its reference, and returns the log-ratios."""
+    """Move the policy ten times as far from its reference, and return the log-ratios."""
     delta = np.where(made.mask, 10 * (made.tokens["logprob"] - made.tokens["ref_logprob"]), 0.0)
     made.tokens["ref_logprob"] = np.where(made.mask, made.tokens["logprob"] - delta, 0.0)
     return delta
 
 
 def tell_apart(made: Made) -> None:
-    """Adds a unique word to each response, so that no two are equal."""
+    """Add a unique word to each response, so that no two are equal."""
     for number, place in enumerate(np.ndindex(*made.rows["response"].shape)):
         made.rows["response"][place] = f"{made.rows['response'][place]} w{number}"
 
@@ -262,7 +262,7 @@ def test_advantages_that_contain_another_estimate_than_the_settings_say(tmp_path
 
 @pytest.mark.parametrize("settings", [True, False])
 def test_whitened_rewards_that_are_recorded_as_before(settings, tmp_path):
-    """Values and returns are on the scale of the whitened rewards; the token rewards are not."""
+    """Values and return are on the scale of the whitened rewards; the token rewards are not."""
     made = healthy(steps=32)
     raw = made.tokens["token_reward"].copy()
     for step, inside in zip(made.tokens["token_reward"], made.mask, strict=True):

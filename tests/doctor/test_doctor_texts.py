@@ -32,7 +32,7 @@ LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
 def sentence(chance: Chance, mean: float) -> str:
-    """Draws a text from a policy over characters: words, each of which may be the last one."""
+    """Draw a text from a policy over characters: words, each of which may be the last one."""
     words = 1 + chance.geometric(1 / max(1.0, mean / 5))
     text = " ".join("".join(chance.choice(LETTERS, chance.integers(2, 7))) for _ in range(words))
     return text + str(chance.choice([".", "!", "?"]))
@@ -41,7 +41,7 @@ def sentence(chance: Chance, mean: float) -> str:
 def lines(
     responses: Callable[[Chance, int, int], str], reward: Callable[[Chance, int, str], float] | None = None, **more: Any
 ) -> list[dict[str, Any]]:
-    """Returns the lines of a log: `responses(chance, step, place)` draws one, and `reward` scores it."""
+    """Return the lines of a log: `responses(chance, step, place)` draws one, and `reward` scores it."""
     chance = np.random.default_rng(0)
     found = []
     for step in range(STEPS):
@@ -311,13 +311,13 @@ def same_seed_sick(log: Iterable[dict[str, Any]], folder: Path) -> bool:
 
 
 def groups_of_few_words(chance: Chance, size: int, words: int) -> np.ndarray:
-    """Returns [24, size] the responses of a policy that is more or less certain, at every prompt."""
+    """Return [24, size] the responses of a policy that is more or less certain, at every prompt."""
     several = [chance.dirichlet(np.ones(words)) for _ in range(24)]
     return np.array([chance.choice(words, size, p=odds) for odds in several]).astype(str)
 
 
 def places_of(texts: np.ndarray) -> bool | None:
-    """Returns whether responses [groups, siblings] are equal at the same two places."""
+    """Return whether responses [groups, siblings] are equal at the same two places."""
     number = np.arange(texts.size)
     columns = {"step": number // texts.shape[1] // 4, "sample": number, "response": texts.ravel()}
     columns["prompt"] = (number // texts.shape[1]).astype(str)

@@ -19,7 +19,7 @@ ERROR = "steps.policy/first_approx_kl"
 
 
 def trained_at(made: Made, temperature: float) -> float:
-    """Lets training divide the logits by a temperature that scoring lacks; returns the error, a root mean square."""
+    """Let training divide the logits by a temperature that scoring lacks; return the error, a root mean square."""
     del made.metrics["policy/first_ratio_error"]
     off = (log_softmax(made.policy[0] / temperature) - made.policy[0])[made.tokens["token_id"][0]][made.mask[0]]
     made.metrics["policy/approx_kl"][0] += 0.5 * np.mean(off**2)
@@ -89,7 +89,7 @@ def from_other_weights(made: Made) -> None:
 
 
 def surprise(made: Made) -> float:
-    """Returns E[−log π] − H(π) for tokens of `from_other_weights`, weighted by the steps' numbers of tokens."""
+    """Return E[−log π] − H(π) for tokens of `from_other_weights`, weighted by the steps' numbers of tokens."""
     of_step = [-np.exp(one[::-1]) @ one + np.exp(one) @ one for one in made.policy]
     return float(np.average(of_step, weights=made.mask.sum((1, 2))))
 

@@ -21,7 +21,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def add(cluster: Any) -> Iterator[Callable[..., Any]]:
-    """Adds nodes with resources, which are removed after the test if they have not been killed."""
+    """Add nodes with resources, which are removed after the test if they have not been killed."""
     from ray_helpers import all_ended, start
 
     nodes = []

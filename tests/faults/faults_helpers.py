@@ -23,7 +23,7 @@ CONFIG = {
 
 
 def made(folder: Path, case: Case = CASE) -> Path:
-    """Writes it as a run of the benchmark. At step 1 every token is e^0.5 times as likely as for the reference."""
+    """Write it as a run of the benchmark. At step 1 every token is e^0.5 times as likely as for the reference."""
     write_run(folder, {"algorithm": case.algorithm, "config": CONFIG})
     (folder / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
     write_vocabulary(folder, ["<end>", "good", "room", "bad"], ["", " good", " room", " bad"])

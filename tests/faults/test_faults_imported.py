@@ -15,7 +15,7 @@ from cavesson.record import Run
 
 
 def written(tmp_path: Path, name: str) -> tuple[Path, Run]:
-    """Writes the run in a format; returns the folder, and the run that is imported from it."""
+    """Write the run in a format; return the folder, and the run that is imported from it."""
     out = tmp_path / "theirs"
     out.mkdir()
     WRITERS[name](made(tmp_path / "run"), out)

@@ -69,7 +69,7 @@ def test_files_cut_anywhere_hold_the_same(seed, lines, size):
         (folder / "in" / "rank7.jsonl").write_bytes(good)
         whole = import_run(folder / "in", folder / "whole", "rl-logging-board")
         patch.setattr(importing, "AT_ONCE", size)
-        patch.setattr(processes, "MOST", 1)
+        patch.setattr(processes, "MAX_PROCESSES", 1)
         cut = import_run(folder / "in", folder / "cut", "rl-logging-board")
         assert cut._replace(quotes=[]) == whole._replace(quotes=[])
         assert cut.quotes == whole.quotes
@@ -79,10 +79,10 @@ def test_files_cut_anywhere_hold_the_same(seed, lines, size):
 @pytest.mark.usefixtures("alone")
 def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
-    monkeypatch.setattr(processes, "MOST", 1)
+    monkeypatch.setattr(processes, "MAX_PROCESSES", 1)
     one = import_run(tmp_path / "in", tmp_path / "one", "rl-logging-board")
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
-    monkeypatch.setattr(processes, "MOST", 3)
+    monkeypatch.setattr(processes, "MAX_PROCESSES", 3)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     note_processes(monkeypatch, tmp_path / "processes")
     several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
@@ -104,7 +104,7 @@ def alone(monkeypatch):
 
 
 def note_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Lets every process that reads leave a file, and so slowly that all of them have something to do."""
+    """Let every process that reads leave a file, and so slowly that all of them have something to do."""
     folder.mkdir()
     read = RolloutBuffer.read
 

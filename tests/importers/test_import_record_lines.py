@@ -27,7 +27,7 @@ def run_command(way: Way) -> None:
 
 
 def lacking(way: Way, run: Path) -> set[str]:
-    """Returns the columns that the way names and the record lacks; short responses repeat nothing."""
+    """Return the columns that the way names and the record lacks; short responses repeat nothing."""
     data = RunData(cavesson.open(run))
     return {column for column in way.records if not data.recorded(column)} - {"rows.repetition"}
 

@@ -141,7 +141,7 @@ def test_foreign_files_come_back_with_every_key_and_value(files):
 
 @st.composite
 def own_runs(draw):
-    """Calls of a recorder that measures the same columns at every step, and some rows' optional columns."""
+    """Call of a recorder that measures the same columns at every step, and some rows' optional columns."""
     names = draw(st.sets(st.sampled_from(["logprob", "ref_logprob", "value", "token_reward", "entropy"])))
     calls = []
     for _ in range(draw(st.integers(1, 3))):

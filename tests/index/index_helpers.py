@@ -38,7 +38,7 @@ def new_run(folder: Path, info: dict[str, Any] | None = None) -> Path:
 
 
 def record(folder: Path, steps: Sequence[int], *, batch: int = 6, attempt: int | None = None, **columns: Any) -> None:
-    """Records a batch per step; what a rollout holds follows from its step and sample."""
+    """Record a batch per step; what a rollout holds follows from its step and sample."""
     if attempt is None:
         attempt = begin_attempt(folder, start_step=steps[0])
     with Recorder(folder, attempt=attempt) as recorder:
@@ -82,7 +82,7 @@ def tokens_of(step: int, batch: int, width: int = 10) -> dict[str, np.ndarray]:
 
 
 def indexed(folder: Path) -> Snapshot:
-    """Brings the index up to date and returns it."""
+    """Brings the index up to date and return it."""
     builder = Builder(cavesson.record.open(folder), folder / "index")
     builder.update()
     while builder.advance():

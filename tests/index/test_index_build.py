@@ -154,7 +154,7 @@ def by_value(values: list[float]):
 
 
 def test_orders_are_those_of_a_stable_sort(folder, monkeypatch):
-    monkeypatch.setattr("cavesson.index.orders.FEWEST", 10)
+    monkeypatch.setattr("cavesson.index.orders.MIN_ROWS", 10)
     record(folder, range(5), ref_reward=np.array([None, 2.0, 1.0, 2.0, None, 0.0]))
     shot = indexed(folder)
     assert shot.state.ordered_rows == shot.rows == 30

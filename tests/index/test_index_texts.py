@@ -33,7 +33,7 @@ def stored(folder, shot, rows) -> list[tuple[str, str]]:
 
 
 def write(folder, steps, responses, **columns):
-    """Records responses in turn, 11 to a step."""
+    """Record responses in turn, 11 to a step."""
     for step in steps:
         given = [responses[(11 * step + i) % len(responses)] for i in range(11)]
         record(folder, [step], batch=11, response=given, **columns)

@@ -12,7 +12,7 @@ FIELDS = "import dataclasses; from {} import {} as Config; print(*[one.name for 
 
 
 def named(algorithm: str) -> set[str]:
-    """Returns the names for an algorithm and the settings that they depend on, without values, which are quoted."""
+    """Return the names for an algorithm and the settings that they depend on, without values, which are quoted."""
     several = [{algorithm: one} if isinstance(one, str) else one for one in TRL.values()]
     texts = [name for names in several for who, name in names.items() if algorithm in who.split(", ")]
     return {word for text in texts for word in re.findall(r"[a-z]\w+", re.sub(r'"\w+"|vLLM', "", text))}

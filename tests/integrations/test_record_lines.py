@@ -18,12 +18,12 @@ WAY = {way.name: way for way in WAYS}
 
 
 def tokens_of(name: str) -> set[str]:
-    """Returns the token columns that the way names."""
+    """Return the token columns that the way names."""
     return {one.removeprefix("tokens.") for one in WAY[name].records if one.startswith("tokens.")}
 
 
 def lacking(name: str, folder: Path) -> set[str]:
-    """Returns the columns that the way names and the record lacks; short responses repeat nothing."""
+    """Return the columns that the way names and the record lacks; short responses repeat nothing."""
     data = RunData(cavesson.open(folder))
     return {column for column in WAY[name].records if not data.recorded(column)} - {"rows.repetition"}
 

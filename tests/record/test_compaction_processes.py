@@ -60,7 +60,7 @@ COMPACTER = "import sys; from cavesson.record import compact; print(compact(sys.
 
 
 def check_whole(run: Any) -> list[int]:
-    """Checks that what is there follows from its step, and returns the steps."""
+    """Check that what is there follows from its step, and return the steps."""
     rows = run.rows(["step", "sample", "reward", "length"])
     steps = rows["step"].unique().to_pylist()
     assert rows.num_rows == 5 * len(steps) and steps == list(range(len(steps)))

@@ -18,7 +18,7 @@ JOINED = """
 
 
 def grow(recorder: Recorder, first: int, count: int) -> None:
-    """Adds to step 0 rollouts of as many tokens as their number says, and a metric."""
+    """Add to step 0 rollouts of as many tokens as their number says, and a metric."""
     rows, _ = rollouts(count, sample=np.arange(first, first + count))
     mask = np.arange(400) < np.arange(first, first + count)[:, None]
     recorder.rollouts(0, rows, {"mask": mask, "logprob": np.random.default_rng(0).normal(size=mask.shape)})

@@ -51,7 +51,7 @@ def write_in_another_process(folder: Path, steps: int) -> "subprocess.Popen[str]
 
 
 def check_whole(run) -> list[int]:
-    """Checks that what is there follows from its step, and returns the steps."""
+    """Check that what is there follows from its step, and return the steps."""
     rows = run.rows(["step", "sample", "reward", "length"]).to_pylist()
     steps = sorted({row["step"] for row in rows})
     assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in steps for i in range(BATCH)]

@@ -53,7 +53,7 @@ class Server:
         return JSONResponse({"rewards": lengths})
 
     async def failing(self, request: Request) -> Response:
-        """Fails as often as it is asked to, then answers."""
+        """Fail as often as it is asked to, then answers."""
         self._note(request, given := json.loads(await request.body()))
         query = request.query_params
         if len(self.times) <= int(query["times"]):
@@ -126,7 +126,7 @@ def server() -> Iterator[Server]:
 
 
 def refused(server: Server, path: str, *parts: str, **options: Any) -> float:
-    """One line that names the URL; returns how long it took."""
+    """One line that names the URL; return how long it took."""
     start = time.monotonic()
     with pytest.raises(UserCodeError) as error:
         HttpReward(url=f"{server.url}{path}", **options)(["a", "b"], ["c", "d"])

@@ -18,7 +18,7 @@ from cavesson.train.run import Training
 
 
 def compare(cases: dict[str, tuple[bool, dict[str, Any]]], folder: Path) -> None:
-    """Builds each run, sharded and not; `mapped` says whether its weights are to stay in their files meanwhile."""
+    """Build each run, sharded and not; `mapped` says whether its weights are to stay in their files meanwhile."""
     placed = build._placed
     seen = []
 
@@ -66,7 +66,7 @@ def tensors(training: Training) -> dict[str, Tensor]:
 
 @contextmanager
 def peak() -> Iterator[list[float]]:
-    """Yields a list that holds the largest growth of this process's own memory inside the block, in MB."""
+    """Yield a list that holds the largest growth of this process's own memory inside the block, in MB."""
     before, found, is_done = own_memory(), [0.0], threading.Event()
 
     def watch() -> None:
@@ -90,7 +90,7 @@ def own_memory() -> float:
 
 
 def measure(folder: Path, **changes: Any) -> None:
-    """Loads a model, trains it for a step and saves it; prints the growth of memory in loading and in saving."""
+    """Load a model, train it for a step and save it; print the growth of memory in loading and in saving."""
     tiny_run("sft", folder / "first", steps=1).run(quiet)  # imports what there is to import
     with peak() as loading:
         training = tiny_run("sft", folder / "run", steps=1, checkpoint__every=1, **changes)

@@ -78,7 +78,7 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, Tensor]]]:
-    """Returns a run of one process and its weights before training."""
+    """Return a run of one process and its weights before training."""
     folder = tmp_path_factory.mktemp("alone")
 
     @cache

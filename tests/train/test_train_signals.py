@@ -91,7 +91,7 @@ def test_the_first_is_said(ended: list[int], quiet: bool, capsys: pytest.Capture
 
 
 def at_step(last: int) -> Report:
-    """Sends SIGTERM to this process when a step is done."""
+    """Send SIGTERM to this process when a step is done."""
 
     def report(step: int, metrics: dict[str, float]) -> None:
         if step == last:

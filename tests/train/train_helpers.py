@@ -77,7 +77,7 @@ WATCHED = {"sampling__top_k": 3, "batch_size": 16, "steps": 12, "checkpoint__eve
 
 
 def patient(folder: Path) -> Report:
-    """Lets the doctor look once within a run of a second, and waits until it has seen something."""
+    """Let the doctor look once within a run of a second, and wait until it has seen something."""
     calls = count(1)
 
     def report(step: int, metrics: dict[str, float]) -> None:
@@ -217,7 +217,7 @@ def everything(folder: Path) -> dict[str, Any]:
 
 
 def tiny_folder(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Writes the tiny model to a folder, in several files."""
+    """Write the tiny model to a folder, in several files."""
     tiny_model(dtype=dtype).save_pretrained(folder, max_shard_size="300KB")
     tiny_tokenizer().save_pretrained(folder)
     return folder

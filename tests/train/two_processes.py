@@ -35,13 +35,13 @@ def report(step: int, metrics: dict[str, float]) -> None:
 
 
 def algorithms(runs: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Runs of changes to `tiny_flags`."""
+    """Run of changes to `tiny_flags`."""
     for name, changes in runs.items():
         tiny_run(changes.pop("algorithm"), folder / name, **changes).run(report)
 
 
 def ppo(runs: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Runs of changes to `settings`, then one that the doctor stops and one that is a mistake."""
+    """Run of changes to `settings`, then one that the doctor stops and one that is a mistake."""
     for name, changes in runs.items():
         broken_off = changes.pop("broken_off", False)
         made = settings(folder / name, **changes)

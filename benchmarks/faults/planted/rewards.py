@@ -12,7 +12,7 @@ from benchmarks.faults.setup import Setup
 
 
 def _rewarded(setup: Setup, score: Callable[[str, str], float]) -> None:
-    """Adds something to the reward of each response."""
+    """Add something to the reward of each response."""
     inner = setup.reward
 
     def reward(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:

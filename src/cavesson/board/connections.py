@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-MOST = 128
+MAX_CONNECTIONS = 128
 """Connections at once: with the files of the runs fewer than 256, which is how many a process may open on macOS."""
 BACKLOG = 64
 """Connections that the system accepts while the board is busy."""
@@ -46,7 +46,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._wait()
         held = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        if len(held) > MOST:
+        if len(held) > MAX_CONNECTIONS:
             # Connections that are being served have no waiting time; the new one always has one.
             min(held, key=lambda one: one.waiting_since or math.inf).transport.abort()
 

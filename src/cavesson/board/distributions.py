@@ -26,7 +26,7 @@ LONG = 0.01
 """Positions of a heat map end where only this share of the responses goes on."""
 MIN_BINS = 64 // BIN
 LARGEST = 1e300
-"""A wider range would have a width that is no number."""
+"""A wider range would have an infinite width."""
 
 
 class HistogramQuery(Selection):

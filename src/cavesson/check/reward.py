@@ -29,7 +29,7 @@ ROWS = 32
 _CROSSED = 8
 """Prompts whose responses are all scored after each other's prompt."""
 _WINS = 0.6
-"""Least share of comparisons with what is no answer that a response must win."""
+"""Least share of comparisons with a text that is not an answer that a response must win."""
 _CHANCE, _STRONG = 0.5, 0.65
 """Shares of pairs: 0.67 was called weak of a reward model on human preferences (the blog post in `_pairs`)."""
 _SHARE = 0.8

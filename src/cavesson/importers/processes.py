@@ -20,7 +20,7 @@ from cavesson.importers.reading import File
 from cavesson.record.background import without_pandas
 from cavesson.record.segments import Segment
 
-MOST = 4
+MAX_PROCESSES = 4
 """Processes at once; each holds one portion."""
 Portion = Sequence[File]
 """Parts of files that one process reads at once."""
@@ -33,14 +33,14 @@ def read_parts(portions: Iterator[Portion], processes: int, batch: RolloutBuffer
 
     Args:
         portions: Portions to read.
-        processes: Number of processes worth starting; limited to ``MOST`` and to the number of cores.
+        processes: Number of processes worth starting; limited to ``MAX_PROCESSES`` and to the number of cores.
         batch: Reads and writes the portions; each process has a separate copy.
         account: Called with each portion, in order.
     """
     turns = _Turns(portions)
     segments: list[Segment] = []
     with ExitStack() as stack:
-        count = min(processes, MOST, os.cpu_count() or 1) if _can_fork() else 1
+        count = min(processes, MAX_PROCESSES, os.cpu_count() or 1) if _can_fork() else 1
         batches = [stack.enter_context(_process(batch)) for _ in range(count)] if count > 1 else [batch]
         threads = [Thread(target=_work, args=(batch, turns, account, segments), daemon=True) for batch in batches]
         try:

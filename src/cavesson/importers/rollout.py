@@ -38,9 +38,9 @@ class ImportedRollout(NamedTuple):
     row: dict[str, Any]
     """Columns of the record's rows that the source gives."""
     tokens: dict[str, Values]
-    """Columns of the record's tokens, each as long as it came; ``mask`` where it is no plain padding at the end."""
+    """Columns of the record's tokens, each as long as it came; ``mask`` where it is not only padding at the end."""
     real: int
-    """How many tokens, from the first, are no padding."""
+    """How many tokens, from the first, are not padding."""
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,4 @@ class Format:
     ranks: bool = False
     """Whether the folder holds one file per process."""
     annotations: "Callable[[], Annotations] | None" = None
-    """What is written about records after them, in files of its own; None = nothing."""
+    """What is written about records after them, in separate files; None = nothing."""

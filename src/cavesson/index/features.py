@@ -17,7 +17,7 @@ LAST_CHARACTER = 0x250
 unite the rows of nearly all words."""
 NGRAM_SHARE = 0.005
 """An n-gram counts in a chunk if this share of its texts has it."""
-FEWEST = 3
+MIN_TEXTS = 3
 """But at least so many texts."""
 
 
@@ -42,7 +42,7 @@ def features(texts: Sequence[str]) -> tuple[Features, str]:
     """Return the features of some texts, and the concatenated text to which their positions refer."""
     cut = words(texts)
     by_word = _grouped(cut.hash, cut.document, cut.start, cut.stop, WORD)
-    parts = [by_word, *_characters(texts, cut), *_ngrams(cut, by_word, max(FEWEST, int(NGRAM_SHARE * len(texts))))]
+    parts = [by_word, *_characters(texts, cut), *_ngrams(cut, by_word, max(MIN_TEXTS, int(NGRAM_SHARE * len(texts))))]
     return _joined(parts), cut.text
 
 

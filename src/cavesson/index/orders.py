@@ -8,7 +8,7 @@ from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.folder import State
 from cavesson.index.snapshot import Snapshot
 
-FEWEST = 200_000
+MIN_ROWS = 200_000
 """A smaller column is sorted when it is asked for."""
 GROWTH = 1.2
 """Columns are sorted again when there are so many times as many rows; what comes in between is sorted in."""
@@ -67,7 +67,7 @@ def _packed_order(values: Array) -> Array:
 
 def due(state: State) -> bool:
     """Return whether the columns should be sorted now."""
-    return state.rows >= FEWEST and state.rows > GROWTH * state.ordered_rows
+    return state.rows >= MIN_ROWS and state.rows > GROWTH * state.ordered_rows
 
 
 def store_orders(folder: Path, state: State) -> State:

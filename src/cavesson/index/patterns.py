@@ -19,7 +19,7 @@ GROUPS = 16
 """Most groups of steps that the rollouts of a split in a piece are counted in."""
 SHARE = 0.01
 """A feature is kept that so many of the responses of any group have."""
-FEWEST = 2
+MIN_RESPONSES = 2
 """But at least so many responses."""
 HELD_OUT_BIT = 32
 """Of a number that tells apart the steps of both splits; steps have 31 bits."""
@@ -104,7 +104,7 @@ def _groups(held_out: Array) -> tuple[Array, Array, Array]:
 
 def _is_frequent(counts: Array, responses: Array) -> Array:
     """Return [K] whether a feature is in enough responses of any group, given its [K, G] counts."""
-    return np.asarray(np.any(counts >= np.maximum(SHARE * responses, FEWEST), axis=1))
+    return np.asarray(np.any(counts >= np.maximum(SHARE * responses, MIN_RESPONSES), axis=1))
 
 
 def _frequent(

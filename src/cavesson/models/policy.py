@@ -115,7 +115,7 @@ class Policy(nn.Module):
 
     @property
     def frozen_reference(self) -> "Policy | None":
-        """The reference, if it is a model of its own."""
+        """The reference, if it is a separate model."""
         (reference,) = self._reference
         return reference if isinstance(reference, Policy) else None
 

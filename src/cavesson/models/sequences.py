@@ -48,7 +48,7 @@ def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
             place[example, :size] = span
             positions[span] = torch.arange(size)
             start += size
-        # Padding gets positions of its own, so that it is a separate sequence.
+        # Padding gets its own positions, so that it is a separate sequence.
         positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
     inside = _inside(place, length.cpu())
     flat[place[inside]] = ids.cpu()[inside]

@@ -103,7 +103,7 @@ class ValueSettings(OtherModelSettings):
     """The critic, which predicts the return at each token."""
 
     kind: Literal["auto", "trunk", "separate"] = "auto"
-    """"trunk": a linear head on the policy's own hidden states; "separate": a model of its own, which starts from
+    """"trunk": a linear head on the policy's own hidden states; "separate": another model, which starts from
     `path`, else from the policy; "auto": separate with a path, else trunk"""
     path: LocalPath | None = None
     """the model that a separate critic starts from, written as `model.path`; from a reward model (a run, or a folder of

@@ -44,7 +44,7 @@ class Heap:
         self._kept = 0
         self._mapped = 0
         self.peak = 0
-        """bytes on pages of the heap that were ever used, and those of pieces that are mapped, at their highest"""
+        """bytes on pages of the heap that were ever used, and those of pieces that are mapped, at the peak"""
 
     def take(self, size: int) -> tuple[int, int]:
         """Allocate bytes, and return the address and size.

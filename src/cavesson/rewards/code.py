@@ -1,4 +1,4 @@
-"""Whether the code in a response passes tests: each test runs in a Python process of its own, with limits."""
+"""Whether the code in a response passes tests: each test runs in its own Python process, with limits."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from cavesson.errors import UserError
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
 _LARGEST_FILE = 1 << 20
-# Every thread of NumPy's would reserve memory of its own.
+# Every thread of NumPy's would reserve its own memory.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _START = 30.0
 """Most seconds that Python itself may take to start, when the reward is built."""

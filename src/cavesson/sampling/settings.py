@@ -104,7 +104,7 @@ class SamplingSettings(DecodingSettings):
 
     @property
     def starts_server(self) -> bool:
-        """Whether the run starts a vLLM server of its own."""
+        """Whether the run starts its own vLLM server."""
         return self.engine == "vllm" and not self.servers
 
     @field_validator("servers")

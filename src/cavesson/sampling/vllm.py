@@ -85,7 +85,7 @@ class VllmSampler:
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
-        """Sample one response to each prompt, as `Engine` says; may be called in a thread of its own.
+        """Sample one response to each prompt, as `Engine` says; may be called in a separate thread.
 
         Raises:
             ServerError: a server failed, or has other weights than those it was sent.
@@ -286,7 +286,7 @@ class VllmSampler:
                 raise sampled.server.failed(
                     f"has other weights than the policy: on a text of {len(sampled.ids)} tokens, its log-probabilities "
                     f"differ by {difference:.2g} nats on average; it must serve the model of model.path in the dtype "
-                    "of model.dtype and, unless model.lora is set, with a head of its own (tie_word_embeddings false)"
+                    "of model.dtype and, unless model.lora is set, with its own head (tie_word_embeddings false)"
                 )
 
     def _on_main(self, action: Callable[[], T]) -> T | None:

@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
     step: int
     """the next step to do, or the one that is being done"""
     state: dict[str, Any]
-    """everything that is no tensor: KL coefficient, running moments"""
+    """everything that is not a tensor: KL coefficient, running moments"""
     weights: Mapping[str, Any]
     """the trainable parameters by name, in float32; each is a `Tensor`, which may be sharded when it is written, or
     `Slices` when it is read"""

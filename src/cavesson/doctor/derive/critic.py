@@ -12,12 +12,12 @@ from cavesson.doctor.series import Array, Series
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-FEWEST_TOKENS, FEWEST_STEPS = 40, 3
+MIN_TOKENS, MIN_STEPS = 40, 3
 ERROR = 0.01
 """Largest standard error of γ and λ, from their differences between steps."""
 FEW_TOKENS = 4
 """Minimum number of tokens of a response whose own mean and standard deviation are compared."""
-ALONE, MOST = 0.05, 0.9
+ALONE, SHARE_ALONE = 0.05, 0.9
 """Largest difference of these from 0 and 1, and share of the responses for which it must be so small."""
 SCALE = 0.01
 """Relative difference from 1 from which returns add up other rewards than those recorded."""
@@ -36,7 +36,7 @@ def discount_and_trace(data: "RunData") -> Found:
     of_step = _from_returns if sample.has("return") else _from_advantages
     found = [of_step(sample, this[sample.step[this] == step]) for step in np.unique(sample.step[this])]
     known = np.array([one for one in found if one is not None])
-    if len(known) < FEWEST_STEPS:
+    if len(known) < MIN_STEPS:
         return None
     gamma, lam = np.median(known, 0).tolist()
     spread = 1.4826 * np.median(np.abs(known - (gamma, lam)), 0) / np.sqrt(len(known))
@@ -96,11 +96,11 @@ def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
 )
 def rewards_whitened(data: "RunData") -> Found:
     sample = data.sample
-    if len(sample.rows.steps) < FEWEST_STEPS:
+    if len(sample.rows.steps) < MIN_STEPS:
         return None
     beside = scales(sample)[0] if data.has("tokens.return") and data.has("tokens.value") else np.full(1, np.nan)
     known = beside[np.isfinite(beside)]
-    later = len(known) >= FEWEST_STEPS and bool(np.all(np.abs(known - 1) > SCALE))
+    later = len(known) >= MIN_STEPS and bool(np.all(np.abs(known - 1) > SCALE))
     return {"info.config.ppo.whiten_rewards": later or are_white(sample)}
 
 
@@ -126,7 +126,7 @@ def are_white(sample: Sample) -> bool:
 def advantages_whitened(data: "RunData") -> Found:
     sample = data.sample
     alone = whitened_alone(sample, sample["advantage"]).value
-    if len(alone) and np.median(alone) > MOST:  # along the wrong axis, but whitened
+    if len(alone) and np.median(alone) > SHARE_ALONE:  # along the wrong axis, but whitened
         return {"info.config.ppo.whiten_advantages": True}
     steps = np.unique(sample.step)
     found = []
@@ -160,7 +160,7 @@ def _fitted(columns: Sequence[Array], goal: Array) -> Array | None:
     matrix = np.stack([*columns, np.ones(len(goal))], 1)
     known = np.isfinite(matrix).all(1) & np.isfinite(goal)
     matrix, goal = matrix[known], goal[known]
-    if len(goal) < FEWEST_TOKENS or np.linalg.matrix_rank(matrix) < matrix.shape[1]:
+    if len(goal) < MIN_TOKENS or np.linalg.matrix_rank(matrix) < matrix.shape[1]:
         return None
     coefficients = np.linalg.lstsq(matrix, goal, rcond=None)[0]
     is_exact = np.var(goal - matrix @ coefficients) <= LEFT * np.var(goal)

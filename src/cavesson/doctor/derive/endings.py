@@ -13,7 +13,7 @@ from cavesson.doctor.series import Array
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-FEWEST = 5
+MIN_RESPONSES = 5
 """Responses that must end in a token before it counts as an end token."""
 INSIDE = 0.01
 """Largest share of the responses with an end token that also have it before their end."""
@@ -58,10 +58,10 @@ def end_tokens(data: "RunData") -> Found:
     found = []
     for token in np.unique(last[shorter & np.isfinite(last)]):
         ends = last == token
-        several = ends.sum() >= FEWEST and len(np.unique(sample.length[ends])) > 1
+        several = ends.sum() >= MIN_RESPONSES and len(np.unique(sample.length[ends])) > 1
         if several and _inside(sample, token, padding) <= INSIDE * ends.sum():
             found.append(int(token))
-    if shorter.sum() < FEWEST or np.mean(np.isin(last[shorter], found)) < EXPLAINED:
+    if shorter.sum() < MIN_RESPONSES or np.mean(np.isin(last[shorter], found)) < EXPLAINED:
         return None
     return {"info.eos_token_ids": found}
 
@@ -100,7 +100,7 @@ def padding_of(sample: Sample) -> Array:
         [
             token
             for token, several, all_of in zip(tokens, count, ends, strict=True)
-            if several >= FEWEST and _inside(sample, token, nothing) <= INSIDE * all_of
+            if several >= MIN_RESPONSES and _inside(sample, token, nothing) <= INSIDE * all_of
         ]
     )
 
@@ -125,7 +125,7 @@ def length_limit(data: "RunData") -> Found:
     limit = int(np.nanmax(data.rows["length"]))
     length = data.sample.rows["length"]
     longest, shorter = length == limit, length < limit
-    if limit < 1 or longest.sum() < FEWEST:
+    if limit < 1 or longest.sum() < MIN_RESPONSES:
         return None
     if data.has("info.eos_token_ids") and data.has("tokens.token_id"):
         ended = np.isin(_last_token(data.sample)[longest], data.setting("eos_token_ids"))
@@ -139,12 +139,12 @@ def _piled(length: Array) -> bool:
     """Return whether clearly more responses have the longest length than the lengths just below it."""
     counts = np.bincount(length[np.isfinite(length)].astype(int))
     below = counts[max(1, len(counts) - 6) : -1]
-    return bool(counts[-1] >= FEWEST and len(below) and counts[-1] > PILE * below.mean())
+    return bool(counts[-1] >= MIN_RESPONSES and len(below) and counts[-1] > PILE * below.mean())
 
 
 def _stop_elsewhere(rows: Rows, longest: Array, shorter: Array) -> bool:
     """Return whether shorter responses end in few different signs, as sentences do, and the longest ones do not."""
-    if shorter.sum() < FEWEST:
+    if shorter.sum() < MIN_RESPONSES:
         return False
     ends = np.array([(text or "").rstrip()[-1:] for text in rows.texts("response")])
     usual = [sign for sign, _ in Counter(ends[shorter].tolist()).most_common(SIGNS)]

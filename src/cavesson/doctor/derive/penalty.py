@@ -28,7 +28,7 @@ SMALLEST = 1e-4
 """Nats below which the rounding of log-probabilities hides the penalty."""
 ROUNDS = 20
 """Rounds of the robust regression."""
-FEWEST = 8
+MIN_TOKENS = 8
 """Tokens from which the coefficient of a step is estimated."""
 
 
@@ -132,7 +132,7 @@ def _fit_groups(step: Array, reward: Array, spent: Array, advantage: Array) -> F
     steps, betas, matched = [], [], []
     for at in np.unique(step):
         columns, goal = np.stack([reward, spent], 1)[step == at], advantage[step == at]
-        if len(goal) < FEWEST or np.std(columns[:, 1]) < SMALLEST or np.linalg.matrix_rank(columns) < 2:
+        if len(goal) < MIN_TOKENS or np.std(columns[:, 1]) < SMALLEST or np.linalg.matrix_rank(columns) < 2:
             continue
         scale, of_spent = least_deviations(columns, goal)
         size = float(np.std(of_spent * columns[:, 1]))
@@ -164,7 +164,7 @@ def _fit(step: Array, estimate: Array, reward: Array) -> Fit:
     for at in np.unique(step):
         x, y = estimate[step == at], reward[step == at]
         large = np.abs(x) >= max(float(np.median(np.abs(x))), SMALLEST)
-        if large.sum() < FEWEST:
+        if large.sum() < MIN_TOKENS:
             continue
         beta = -float(np.median(y[large] / x[large]))
         expected = -beta * x[large]

@@ -13,7 +13,7 @@ from cavesson.doctor.series import Array
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-FEWEST = 20
+MIN_RESPONSES = 20
 """Responses from which a length is a pile, and the signs that responses end in are known."""
 ENDED, CUT = 0.9, 0.5
 """Smallest share of the responses that end in a sign if no limit cuts them, and largest share if one does."""
@@ -72,11 +72,11 @@ def cut_texts(data: "RunData") -> Found:
     limit = np.nanmax(length, initial=0)
     longest, shorter = length == limit, length < limit
     signed = np.array([_is_signed(text or "") for text in texts], bool)
-    if len(set(texts[longest])) < FEWEST or shorter.sum() < FEWEST:
+    if len(set(texts[longest])) < MIN_RESPONSES or shorter.sum() < MIN_RESPONSES:
         return None  # a few texts of a fixed form can have the same length
     if not _is_limit(length, limit) or signed[shorter].mean() < ENDED or signed[longest].mean() > CUT:
         return None
-    if len(unsigned := length[shorter & ~signed]) and np.bincount(unsigned.astype(int)).max() >= FEWEST:
+    if len(unsigned := length[shorter & ~signed]) and np.bincount(unsigned.astype(int)).max() >= MIN_RESPONSES:
         return None  # other responses seem to stop at another limit
     return {"rows.cut_text": of_sample(rows, np.where(np.isfinite(length), longest, np.nan))}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CHANGED = 0.02
 """Nats by which a log-probability must differ between two steps; the record rounds them to eleven bits."""
-FEWEST = 8
+MIN_TOKENS = 8
 """Tokens that must recur."""
 
 
@@ -37,7 +37,7 @@ def policy_changes(data: "RunData") -> bool:
 def _scores_change(sample: Sample) -> bool:
     """Return whether most first tokens that recur after the same prompt do so with another log-probability."""
     before, now = recurring(sample, "logprob")
-    return len(now) >= FEWEST and bool(np.mean(np.abs(now - before) > CHANGED) > 0.5)
+    return len(now) >= MIN_TOKENS and bool(np.mean(np.abs(now - before) > CHANGED) > 0.5)
 
 
 def recurring(sample: Sample, column: str) -> Array:

@@ -18,7 +18,7 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
 EXACT, ROUNDED = 1e-3, 0.05
 """Maximum difference between log-probabilities of the same weights, in nats: in float32, and in bfloat16 (8 bits)."""
-FEWEST_SIBLINGS, MAX_SIBLINGS = 40, 64
+MIN_SIBLINGS, MAX_SIBLINGS = 40, 64
 """Responses with a sibling, at least, and responses to a prompt whose places are compared, at most."""
 MIN_GROUPS = 20
 LASTING = 3
@@ -263,7 +263,7 @@ def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share
     some = [i for i in np.flatnonzero(surprise > IMPROBABLE) if (texts[i] or "").strip()]  # empty ones are failures
     groups = [group for group in _siblings(sample.rows, np.array(some, np.int64)) if len(group) > 1]
     members = np.array([i for group in groups for i in group], np.int64)
-    if len(members) < FEWEST_SIBLINGS:
+    if len(members) < MIN_SIBLINGS:
         return None
     often = [Counter(texts[i] for i in group) for group in groups]
     equal = np.array([counts[texts[i]] > 1 for group, counts in zip(groups, often, strict=True) for i in group])

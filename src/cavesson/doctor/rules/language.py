@@ -14,7 +14,7 @@ from cavesson.doctor.worth import early_part
 
 USUAL = 0.05
 """Share of the letters of the first responses from which a script is one of theirs."""
-FEWEST = 8
+MIN_LETTERS = 8
 """Letters of a response from which its scripts count."""
 OF_EAST_ASIA = frozenset(["HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "HALFWIDTH", "BOPOMOFO"])
 """What Chinese and Japanese texts mix with their signs."""
@@ -71,4 +71,4 @@ def language_switch(data: RunData, *, limit: float = Share(0.2)) -> Reading | No
 def share(letters: Counter[str], some: set[str]) -> float:
     """Return the share of the letters of some scripts; NaN for a text with hardly any letters."""
     total = letters.total()
-    return sum(letters[name] for name in some) / total if total >= FEWEST else float("nan")
+    return sum(letters[name] for name in some) / total if total >= MIN_LETTERS else float("nan")

@@ -20,7 +20,7 @@ VARIED = 1.3
 """How many times as large high entropies must be as low ones, for the parts to differ."""
 HALVINGS = 30
 """Of the interval that has 1/T − 1."""
-FEWEST = 400
+MIN_TOKENS = 400
 """Tokens from which a temperature is estimated."""
 
 
@@ -60,7 +60,7 @@ def _from_entropies(data: RunData, low: float, high: float) -> Reading | None:
     sample = data.sample
     known = sample.trained & np.isfinite(sample["logprob"]) & np.isfinite(sample["entropy"])
     surprise, entropy = -sample["logprob"][known], sample["entropy"][known]
-    if len(surprise) < FEWEST:
+    if len(surprise) < MIN_TOKENS:
         return None
     temperature = entropy_temperature(surprise, entropy)
     if temperature is None:

@@ -20,7 +20,7 @@ PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.
 """What shows the penalty of each token."""
 CLEAR = 3.0
 """Standard errors by which the coefficient of the penalty must be off."""
-FEWEST_STEPS = 3
+MIN_STEPS = 3
 """Steps whose advantages show the coefficient of the penalty."""
 
 
@@ -97,7 +97,7 @@ def _in_advantages(data: RunData) -> _Seen | None:
         return None
     beta = rows.by_step(rows["kl_coef"])
     found, beta = together(Series(fit.steps, fit.beta), beta.where(beta.value > 0))
-    if len(found) < FEWEST_STEPS:
+    if len(found) < MIN_STEPS:
         return None
     shares = found.value / beta.value
     worst = found.step[np.argsort(-np.abs(shares - 1))]

@@ -4,7 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED
-from cavesson.doctor.derive.versions import FEWEST, policy_changes, recurring
+from cavesson.doctor.derive.versions import MIN_TOKENS, policy_changes, recurring
 from cavesson.doctor.finding import Curve, Phrase, Reading
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
@@ -108,7 +108,7 @@ def _never_learns(data: RunData) -> bool:
     """Return whether the first value of a prompt stays the same over all steps, while the policy changes."""
     before, now = recurring(data.sample, "value")
     same = np.abs(now - before) <= ROUNDED * np.abs(before)
-    return len(same) >= FEWEST and bool(np.mean(same) > MATCHED) and policy_changes(data)
+    return len(same) >= MIN_TOKENS and bool(np.mean(same) > MATCHED) and policy_changes(data)
 
 
 @rule(

@@ -12,7 +12,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, mean_by_step
 
-FEWEST = 30
+MIN_RESPONSES = 30
 """Responses from which it is said that all have the same reward."""
 ALIVE = 0.8
 """Share of the responses with its lowest score up to which a part of the reward has worked before."""
@@ -77,7 +77,7 @@ def _dead(
         part: Which part of the reward these are, as it is shown.
     """
     step, value = scores
-    if len(step) < FEWEST:
+    if len(step) < MIN_RESPONSES:
         return None
     floor = float(value.min())
     has_floor = value == floor
@@ -103,4 +103,4 @@ def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, cha
     before, after = has_floor[step <= alive[-1]], has_floor[step > alive[-1]]
     usual = (before.sum() + 1) / (len(before) + 2)  # Laplace's rule of succession
     by_chance = at_least(after.sum(), len(after), usual) * len(points)
-    return int(points.step[points.step > alive[-1]][0]) if len(after) >= FEWEST and by_chance < chance else None
+    return int(points.step[points.step > alive[-1]][0]) if len(after) >= MIN_RESPONSES and by_chance < chance else None

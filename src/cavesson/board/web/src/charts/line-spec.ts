@@ -13,7 +13,7 @@ export interface Curve {
   measured?: Maybe[];
   colour: string;
   dashed?: boolean;
-  /** drawn thin and pale behind its smoothed version, without a number of its own */
+  /** drawn thin and pale behind its smoothed version, without its own number */
   faint?: boolean;
 }
 

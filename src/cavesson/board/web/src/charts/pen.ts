@@ -108,7 +108,7 @@ export function straight(pen: Pen, from: Point, to: Point, stroke: Stroke): void
   pen.line([from, to], stroke);
 }
 
-/** A drawing as a file of its own, below its title: SVG, width and height. */
+/** A drawing as a separate file, below its title: SVG, width and height. */
 export function svgOf(width: number, height: number, colours: Palette, draw: (pen: Pen) => void, title = ""): SvgFile {
   const pen = new SvgPen(colours.sans);
   if (title) pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
