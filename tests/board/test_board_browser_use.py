@@ -29,6 +29,18 @@ with Recorder(sys.argv[2], attempt=0) as recorder:
 """
 
 
+# Resumes the run in argv[2] from step 2 and writes two steps.
+RESUMER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from browser_helpers import Vocabulary, record_step
+from cavesson.record import Recorder, begin_attempt
+with Recorder(sys.argv[2], attempt=begin_attempt(sys.argv[2], start_step=2)) as recorder:
+    for step in (2, 3):
+        record_step(recorder, Vocabulary(), step)
+"""
+
+
 @pytest.mark.slow
 def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
     folder = record_run(tmp_path / "live", steps=2)
@@ -55,6 +67,23 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
             assert page.evaluate("window.stayed")
         finally:
             writer.communicate("\n", timeout=60)
+
+
+@pytest.mark.slow
+def test_the_steps_of_an_attempt_that_was_superseded_leave_the_page(browser, tmp_path):
+    """A run that is resumed far back, as after a crash, continues from there."""
+    folder = record_run(tmp_path / "resumed", steps=30)
+    command = [sys.executable, "-c", RESUMER, str(Path(__file__).parent), str(folder)]
+    with BoardProcess(folder) as board, opened(browser, board.address) as page:
+        go(page, "/settings")  # no request for the rollouts of a step that goes
+        expect(page.locator(".timeline output b")).to_have_text("29")
+        subprocess.run(command, check=True, timeout=60)
+        expect(page.locator(".status")).to_contain_text(f"{4 * BATCH} rollouts", timeout=30_000)
+        expect(page.locator(".status")).not_to_contain_text("indexing", timeout=30_000)
+        for key, step in (("[", 2), ("]", 3), ("]", 3)):  # no step follows
+            settle(page)
+            page.keyboard.press(key)
+            expect(page.locator(".timeline output b")).to_have_text(str(step))
 
 
 def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:

@@ -25,7 +25,7 @@ from cavesson.board.live import EventsQuery, events
 from cavesson.board.runs import Board
 from cavesson.board.server import json_response
 from cavesson.index.build import Builder
-from cavesson.record import Recorder, write_vocabulary
+from cavesson.record import Recorder, begin_attempt, write_vocabulary
 
 
 @pytest.fixture
@@ -166,10 +166,25 @@ def test_events_tell_what_was_added(own):
     (event,) = asyncio.run(first_events(board, "", 1, lambda: (record(own, [3, 4], attempt=0), indexed(own))))
     assert event["run"] == 0 and event["steps"] == [3, 4] and event["rollouts"] == 30
     # Whoever was away for a while gets at once what came meanwhile.
-    (missed,) = asyncio.run(first_events(board, "18.0.18.1.0", 1))
+    (missed,) = asyncio.run(first_events(board, "18.0.1.18.1.0", 1))
     assert missed["steps"] == [3, 4] and missed["cursor"] == event["cursor"]
-    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9.9"):
+    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9.9.9"):
         asyncio.run(first_events(board, cursor, 0))  # begins without an error
+
+
+def test_an_event_says_that_a_run_was_resumed(own):
+    board = board_of(own)
+
+    def resume():
+        record(own, [1], attempt=begin_attempt(own, 1))
+        indexed(own)
+
+    (resumed,) = asyncio.run(first_events(board, "", 1, resume))
+    assert resumed["restarted"] and resumed["rollouts"] == 12  # step 2 of the first attempt is no longer read
+    (summary,) = client_of(board).get("/api/runs").json()
+    assert summary["steps"] == [0, 1] and summary["newest"] == 1
+    (grown,) = asyncio.run(first_events(board, "", 1, lambda: (record(own, [2], attempt=1), indexed(own))))
+    assert not grown["restarted"] and grown["rollouts"] == 18
 
 
 def test_metrics_that_come_after_the_rollouts_of_their_step_are_an_event_too(own):

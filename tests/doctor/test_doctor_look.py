@@ -2,15 +2,18 @@
 
 import time
 
+import pytest
 import sick_invariants
 from doctor_helpers import healthy
 
+import cavesson.doctor.look
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.findings_file import read_findings
 from cavesson.doctor.look import look
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import LANGUAGES, language, number
-from cavesson.record import write_run
+from cavesson.errors import UserError
+from cavesson.record import begin_attempt, write_run
 
 
 def test_the_file_says_what_the_diagnosis_says(tmp_path):
@@ -46,3 +49,27 @@ def test_of_no_steps_nothing_is_found(tmp_path):
     write_run(tmp_path / "run", {"algorithm": "ppo"})
     look(str(tmp_path / "run"), file, "v")
     assert read_findings(file).found == dict.fromkeys(LANGUAGES, ())
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_run_that_is_resumed_during_a_look_is_no_error(tmp_path, monkeypatch, resumed):
+    run, file = tmp_path / "run", tmp_path / "findings.json"
+    healthy(steps=6).write(run)
+
+    def late(data, rules):
+        steps = data.rows.steps.tolist()  # what the look knows of the record
+        if resumed:
+            begin_attempt(run, 1)
+        else:
+            for rows in (run / "record").iterdir():
+                rows.unlink()
+        assert steps == [0, 1, 2, 3, 4, 5]
+        return diagnose(data, rules)
+
+    monkeypatch.setattr(cavesson.doctor.look, "diagnose", late)
+    if resumed:
+        look(str(run), file, "v")
+        assert not file.exists()  # the next look writes what it finds in the new attempt
+    else:
+        with pytest.raises(UserError):
+            look(str(run), file, "v")

@@ -26,6 +26,7 @@ class Position(NamedTuple):
 
     rows: int
     dead: int
+    attempts: int
     text_rows: int
     metrics: int
     findings: int
@@ -40,7 +41,7 @@ class EventsQuery(Query):
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
     """Stream an event whenever the index of a run has grown.
 
-    The cursor tells how far the index of each run has progressed, such as ``640.0.640.20.0-1280.64.0.21.0``. A client
+    The cursor tells how far the index of each run has progressed, such as ``640.0.1.640.20.0-1280.64.2.0.21.0``. A client
     that reconnects with it immediately receives what was added in the meantime.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
@@ -67,8 +68,9 @@ async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
 
 
 def _position(run: OpenRun) -> Position:
-    state = run.snapshot().state
-    return Position(state.rows, state.dead, state.text_rows, state.metrics, looked_at(run))
+    snapshot = run.snapshot()
+    state = snapshot.state
+    return Position(state.rows, state.dead, snapshot.attempts, state.text_rows, state.metrics, looked_at(run))
 
 
 def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
     return {
         "run": run.number,
         "steps": [int(new.min()), int(new.max())] if len(new) else None,
+        "restarted": snapshot.attempts != seen.attempts or snapshot.rows < seen.rows,
         "rollouts": snapshot.count("train"),
         "held_out": snapshot.count(HELD_OUT),
         "indexed": run.indexed(),

@@ -51,7 +51,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
 
 def _steps(snapshot: Snapshot) -> list[int] | None:
     """Return the first and the last step with rollouts or metrics."""
-    found = list(snapshot.step_range) if snapshot.rows else []
+    found = list(snapshot.live_step_range or ())
     logged = snapshot.metrics["step"]
     found += [logged[0].as_py(), logged[-1].as_py()] if len(logged) else []
     return [min(found), max(found)] if found else None

@@ -14,8 +14,10 @@ from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.report.summary import in_trainer
 from cavesson.doctor.words import LANGUAGES, Language, language, number
+from cavesson.errors import UserError
 from cavesson.record.background import small_process, yield_cpu
 from cavesson.record.index_folder import fingerprint
+from cavesson.record.run_folder import attempts
 
 PAUSE = 0.3
 """Seconds between two checks whether the parent process still runs."""
@@ -31,7 +33,13 @@ def look(path: str, file: Path, version: str) -> None:
     """
     began = time.monotonic()
     data = RunData(cavesson.record.open(path))
-    diagnosis = diagnose(data, all_rules())
+    begun = attempts(data.run.storage)
+    try:
+        diagnosis = diagnose(data, all_rules())
+    except UserError:
+        if attempts(data.run.storage) == begun:
+            raise
+        return  # the run was resumed meanwhile, which superseded some rollouts: the next look sees what it has now
     seen = findings_file.Findings(
         run=fingerprint(data.run),
         version=version,

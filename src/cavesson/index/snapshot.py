@@ -11,6 +11,7 @@ from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
+from cavesson.record.changes import attempts_in
 from cavesson.record.splits import HELD_OUT, Split
 
 
@@ -107,6 +108,11 @@ class Snapshot:
         return self.rows if mask is None else int(np.count_nonzero(mask))
 
     @cached_property
+    def attempts(self) -> int:
+        """The number of times that the run was started or resumed."""
+        return len(attempts_in(self.state.cursor))
+
+    @cached_property
     def metrics(self) -> pa.Table:
         """The logged metrics by step."""
         if not self.state.metrics:
@@ -120,9 +126,17 @@ class Snapshot:
 
     @cached_property
     def step_range(self) -> tuple[int, int]:
-        """The first and the last step."""
+        """The first and the last step of all rows, superseded ones included."""
         step = self.raw("step")
         return int(step.min()), int(step.max())
+
+    @cached_property
+    def live_step_range(self) -> tuple[int, int] | None:
+        """The first and the last step of the rows that are part of the run; None without any."""
+        if self.alive is None:
+            return self.step_range if self.rows else None
+        step = self.raw("step")[self.alive]
+        return (int(step.min()), int(step.max())) if len(step) else None
 
     def stored_order(self, name: str) -> Array | None:
         """Return the order of the rows that the index has sorted by a column; None if it has not sorted any."""

@@ -39,6 +39,11 @@ def changes(files: Storage, now: LiveSegments, cursor: str | None) -> Changes:
     return Changes(cursor, min(new, default=None), now.rows)
 
 
+def attempts_in(cursor: str | None) -> list[list[int]]:
+    """Return number and first step of the attempts that a cursor knows."""
+    return list(json.loads(cursor)["attempts"]) if cursor else []
+
+
 def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, int | None]) -> list[int]:
     """Return the first step of each segment that the reader does not know, or that has grown since.
 

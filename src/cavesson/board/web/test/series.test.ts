@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Rollup, Series } from "../src/api/types";
-import { aligned, appended, completed, nearestStep, neighbour, placeOf } from "../src/maths/series";
+import { aligned, appended, completed, nearestStep, neighbour, placeOf, portions } from "../src/maths/series";
 import { formatSides, parseSides, usualSides } from "../src/maths/sides";
 
 const rollup = (mean: (number | null)[]) => ({ mean }) as unknown as Rollup;
@@ -20,6 +20,18 @@ test("new steps are appended; the newest known one is replaced, as its metrics c
   assert.deepEqual(grown.step, [0, 1, 2, 3]);
   assert.deepEqual(grown.metrics, { loss: [5, 4, 3, 2], kl: [null, null, 1, 2] });
   assert.deepEqual(grown.rollups["reward"]!.mean, [0.1, 0.2, 0.3, 0.4]);
+});
+
+test("names go in portions, each at most 10,000 characters with its commas, none lost and in their order", () => {
+  const names = Array.from({ length: 300 }, (_, i) => `metric/${i}`.padEnd(99, "x")); // 100 characters with the comma
+  const lists = portions(names);
+  assert.deepEqual(
+    lists.map((list) => list.length),
+    [100, 100, 100],
+  );
+  assert.deepEqual(lists.flat(), names);
+  assert.deepEqual(portions([]), [[]]);
+  assert.deepEqual(portions(["x".repeat(20_000)]), [["x".repeat(20_000)]]);
 });
 
 test("nothing new changes nothing", () => {

@@ -35,7 +35,8 @@ function listen(after: string): void {
   };
   source.onmessage = (message: MessageEvent<string>) => {
     after = message.lastEventId;
-    soon((JSON.parse(message.data) as LiveEvent).run);
+    const event = JSON.parse(message.data) as LiveEvent;
+    soon(event.run, event.restarted);
   };
 }
 
@@ -43,17 +44,22 @@ function listen(after: string): void {
 const PAUSE_MS = 1500;
 
 const waiting = new Set<number>();
-const missed = new Set<number>();
 
-function soon(run: number): void {
+/** Runs that grew meanwhile, and whether they were restarted. */
+const missed = new Map<number, boolean>();
+
+function soon(run: number, restarted: boolean): void {
   if (waiting.has(run)) {
-    missed.add(run);
+    missed.set(run, restarted || missed.get(run) === true);
     return;
   }
   waiting.add(run);
-  void grow(run);
-  setTimeout(() => {
+  const pause = new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  // One look at a time, so that an answer never replaces a newer one.
+  void Promise.all([grow(run, restarted), pause]).then(() => {
     waiting.delete(run);
-    if (missed.delete(run)) soon(run);
-  }, PAUSE_MS);
+    const again = missed.get(run);
+    missed.delete(run);
+    if (again !== undefined) soon(run, again);
+  });
 }

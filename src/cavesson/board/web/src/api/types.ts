@@ -249,4 +249,6 @@ export type Findings = Record<string, Finding[]> | null;
 /** Something was added to a run. */
 export interface LiveEvent {
   run: number;
+  /** The run was resumed or begun again: steps that were shown may be no part of it any more. */
+  restarted: boolean;
 }

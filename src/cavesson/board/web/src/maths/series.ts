@@ -44,6 +44,24 @@ function stretched(series: Series, longer: Series): Series {
   return appended(series, { ...longer, step: longer.step.slice(from), steps: pairs(longer).slice(from) });
 }
 
+/** The server takes 20,000 characters of names, and an address may have some more when they are escaped. */
+const CHARACTERS = 10_000;
+
+/** Names in lists whose characters are few enough for one request. */
+export function portions(names: readonly string[]): string[][] {
+  const lists: string[][] = [[]];
+  let characters = 0;
+  for (const name of names) {
+    characters += name.length + 1;
+    if (characters > CHARACTERS && lists.at(-1)!.length > 0) {
+      lists.push([]);
+      characters = name.length + 1;
+    }
+    lists.at(-1)!.push(name);
+  }
+  return lists;
+}
+
 export function pairs(series: Series): [number, number][] {
   return series.steps ?? series.step.map((step) => [step, step]);
 }

@@ -13,12 +13,18 @@ export const boardError = createStore<string | null>(null);
 /** Counts up for a run whenever it has grown. */
 const versions = createStore<Record<number, number>>({});
 
+let looks = 0;
+
+/** Asks for the runs; of several answers on their way, only the last one that was asked for counts. */
 export async function loadRuns(): Promise<void> {
+  const look = ++looks;
   try {
-    runs.set(await getJson<RunSummary[]>("api/runs"));
+    const found = await getJson<RunSummary[]>("api/runs");
+    if (look !== looks) return;
+    runs.set(found);
     boardError.set(null);
   } catch (error) {
-    boardError.set(error instanceof Error ? error.message : String(error));
+    if (look === looks) boardError.set(error instanceof Error ? error.message : String(error));
   }
 }
 
@@ -26,11 +32,15 @@ export function useVersion(run: number): number {
   return useStore(versions)[run] ?? 0;
 }
 
-/** Takes in what was added to a run. */
-export async function grow(run: number): Promise<void> {
+/**
+ * Takes in what was added to a run.
+ *
+ * @param restarted whether it was resumed or begun again, which may have replaced some of its steps
+ */
+export async function grow(run: number, restarted: boolean): Promise<void> {
   forget(run);
   await loadRuns();
-  await growSeries(run);
+  await growSeries(run, restarted);
   versions.set({ ...versions.get(), [run]: (versions.get()[run] ?? 0) + 1 });
 }
 

@@ -5,7 +5,7 @@ import { address, getJson, inAdvance } from "../api/client";
 import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
 import type { Series } from "../api/types";
-import { appended, completed } from "../maths/series";
+import { appended, completed, portions } from "../maths/series";
 import { boardError } from "./board";
 import { createStore, useStore } from "./store";
 
@@ -68,9 +68,9 @@ export function useZoomed(run: number, series: Series | null, zoom: [number, num
   const names = [...new Set([...Object.keys(series?.metrics ?? {}), ...Object.keys(series?.rollups ?? {}), ...more])];
   const wanted = series && zoom && together(series);
   const steps = zoom ? `${Math.max(0, zoom[0])}-${Math.max(0, zoom[1])}` : undefined;
-  const url = wanted ? seriesAddress(run, names, steps) : null;
-  const near = useResource<Series>(url, series?.step.length).data;
-  return (url && near) || series;
+  const key = wanted ? [run, steps, ...names].join() : null;
+  const near = useResource<Series>(key, series?.step.length, () => load(run, names, steps)).data;
+  return (key && near) || series;
 }
 
 export function knownSeries(): Record<number, Series> {
@@ -90,6 +90,12 @@ export function askEarly(run: number): void {
 const seriesAddress = (run: number, names: readonly string[], steps?: string): string =>
   address(`runs/${run}/series`, { names: names.join(), steps, points: POINTS });
 
+/** Asks for curves in so many requests that the server takes the names of each. */
+async function load(run: number, names: readonly string[], steps?: string): Promise<Series> {
+  const asked = portions(names).map((some) => getJson<Series>(seriesAddress(run, some, steps)));
+  return (await Promise.all(asked)).reduce(completed);
+}
+
 async function want(run: number, more: readonly string[]): Promise<void> {
   const names = [...FIRST, ...more.filter((name) => !name.startsWith("part/"))].filter(
     (name) => !asked[run]?.has(name),
@@ -103,12 +109,12 @@ async function want(run: number, more: readonly string[]): Promise<void> {
 /** A step's metrics come after its rollouts, so the newest known steps are asked for again. */
 const AGAIN = 20;
 
-/** Takes in new steps. */
-export async function growSeries(run: number): Promise<void> {
+/** Takes in new steps, or all of them if the run was restarted. */
+export async function growSeries(run: number, restarted: boolean): Promise<void> {
   const series = curves.get()[run];
   if (!series) return want(run, []);
   const again = series.step.at(-AGAIN) ?? series.step[0];
-  const from = again === undefined || together(series) ? undefined : `${again}-999999999`;
+  const from = restarted || again === undefined || together(series) ? undefined : `${again}-999999999`;
   await take(run, [...asked[run]!], (before, answer) => (from && before ? appended(before, answer) : answer), from);
 }
 
@@ -116,9 +122,9 @@ type Join = (before: Series | undefined, answer: Series) => Series;
 
 /** Returns whether the answer came. */
 async function take(run: number, names: string[], join: Join, steps?: string): Promise<boolean> {
-  const url = inSnapshot ? address(`runs/${run}/series`) : seriesAddress(run, names, steps);
   try {
-    const answer = await getJson<Series>(url);
+    const whole = inSnapshot ? getJson<Series>(address(`runs/${run}/series`)) : load(run, names, steps);
+    const answer = await whole;
     curves.set({ ...curves.get(), [run]: join(curves.get()[run], answer) });
     return true;
   } catch (error) {
