@@ -174,7 +174,7 @@ def test_a_comparison_is_the_same_from_another_folder_and_by_another_name(
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     align(read_recipe(recipe, [*flags, "--run", str(here / "runs" / "road")]))
     assert content(here / "runs") == before
-    with pytest.raises(UserError, match="models = .*road/sft/model"):
+    with pytest.raises(UserError, match=r"models = .*road/sft/model"):
         align(read_recipe(recipe, [*flags, "--run", str(here / "runs" / "road"), "--compare.models", '["tiny"]']))
 
 

@@ -70,7 +70,10 @@ def test_a_missing_argument_is_named() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"reference": {"kind": "none"}}, "recipe: the settings: PPO needs a reference to measure the KL"),
+        (
+            {"reference": {"kind": "none"}, "kl": {"coef": 0.0}},
+            "recipe: the settings: PPO needs a reference to measure the KL",
+        ),
         ({"steps": 0}, "recipe: steps: input should be greater than or equal to 1, and not 0"),
     ],
 )
