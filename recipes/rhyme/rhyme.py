@@ -45,5 +45,6 @@ def _rhymes(asked: list[str], response: str) -> bool:
 
 def _has_form(asked: list[str], response: str) -> bool:
     lines = _LINE.findall(response)
-    same = len(lines) == 2 and all(len(line) == len(asked[-1]) for line in lines)
-    return same and response.strip() == f"{lines[0]}，{lines[1]}。"
+    if not asked or len(lines) != 2 or any(len(line) != len(asked[-1]) for line in lines):
+        return False
+    return response.strip() == f"{lines[0]}，{lines[1]}。"

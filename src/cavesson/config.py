@@ -243,7 +243,8 @@ def _explain(kind: type[BaseModel], error: Any, source: str) -> str:
     if error["type"] == "tuple_type" and (group := _group_of_list(kind, error["loc"])) is not None:
         return f"{source}: {where!r} is a list of tables: {_written_out(where, group, error['input'])}"
     message = error["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    if not message[1:2].isupper():  # not of an abbreviation, such as PPO
+        message = message[0].lower() + message[1:]
     given = "" if isinstance(error["input"], dict | BaseModel) else f", and not {error['input']!r}"
     return f"{source}: {where or 'the settings'}: {message}{given}"
 

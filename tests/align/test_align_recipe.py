@@ -123,6 +123,8 @@ def test_references_are_found_in_lists_of_tables(tmp_path: Path) -> None:
         ("[reward-model]", ["[reward-model]", "reward_model"]),
         ('[sft]\nrun = "x"', ["[sft]", "run is always runs/align/sft"]),
         ('[compare]\nout = "x"', ["[compare]", "out is always runs/align/compare"]),
+        ('common.run = "x"\n[sft]', ["[common]", "run is always runs/align/STAGE", "set run above all tables"]),
+        ('common.out = "x"\n[compare]', ["[common]", "out is always runs/align/STAGE"]),
         ("[sft]\n[ppo]\nkl.coeff = 1", ["[ppo]", "unknown setting 'kl.coeff'", "did you mean 'kl.coef'"]),
         ("[sft]\n[ppo]\nkl.coef = -1", ["[ppo]", "kl.coef", "greater than or equal to 0"]),
         ('[ppo]\nmodel.path = "{sft}"\n[sft]', ["[ppo] model path", "{sft}", "it is the first"]),
@@ -160,3 +162,11 @@ def test_each_stage_has_its_own_record(tmp_path: Path) -> None:
         "s3://bucket/road/reward_model",
         "s3://other/sft",
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"), [("s3://bucket/road/", "s3://bucket/road/sft"), ("none", None), ("s3://b", "s3://b/sft")]
+)
+def test_the_record_of_a_stage_is_below_the_common_one(tmp_path: Path, record: str, expected: str | None) -> None:
+    (sft,) = read(tmp_path, '[common]\nrecord = "s3://bucket/other"\n[sft]', "--common.record", record)
+    assert sft.settings.record == expected

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
+from time import perf_counter
 
 import pytest
 from align_helpers import RECIPE, same, weights, write
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 
 from cavesson import cli
 from cavesson.align.recipe import read_recipe
-from cavesson.align.run import align
+from cavesson.align.run import align, run_stage
 from cavesson.command_line import STAGE
 from cavesson.config import check
 from cavesson.errors import UserError
@@ -24,7 +26,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from cavesson.align.recipe import read_recipe
-from cavesson.align.run import align
+from cavesson.align.run import align, run_stage
 align(read_recipe(Path(sys.argv[1]), []))
 """
 
@@ -160,6 +162,65 @@ def test_a_stage_keeps_the_settings_it_was_begun_with(here: Path) -> None:
         assert [word for word in words if word not in message] == []
 
 
+def test_a_comparison_is_the_same_from_another_folder_and_by_another_name(
+    here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = (here / "recipe.toml").absolute()
+    recipe.write_text(RECIPE[: RECIPE.index("[ppo]")] + RECIPE[RECIPE.index("[compare]") :].replace(', "{ppo}"', ""))
+    flags = ["--sft.steps", "1"]
+    align(read_recipe(recipe, flags))
+    before = content(here / "runs")
+    align(read_recipe(recipe, [*flags, "--run", "./runs/../runs/road"]))
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    align(read_recipe(recipe, [*flags, "--run", str(here / "runs" / "road")]))
+    assert content(here / "runs") == before
+    with pytest.raises(UserError, match=r"models = .*road/sft/model"):
+        align(read_recipe(recipe, [*flags, "--run", str(here / "runs" / "road"), "--compare.models", '["tiny"]']))
+
+
+def test_the_other_processes_wait_for_a_comparison(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for the first process in the next stage, which ends runs whose processes wait too long."""
+    (stage,) = read_recipe(Path("recipe.toml"), [])[2:]
+    monkeypatch.setenv("RANK", "1")
+    stage.folder.mkdir(parents=True)
+    written: list[float] = []
+
+    def write_result() -> None:
+        written.append(perf_counter())
+        (stage.folder / "comparison.json").write_text("{}")
+
+    timer = Timer(0.3, write_result)
+    timer.start()
+    run_stage([stage], stage.name)
+    assert written and perf_counter() > written[0]
+
+
+COMPARED_FIRST = """
+[compare]
+models = ["tiny"]
+prompts = "prompts.txt"
+sampling.max_new_tokens = 5
+rewards = [{ use = "slow.py:slow" }]
+[sft]
+steps = 1
+batch_size = 4
+data.path = "demonstrations.jsonl"
+model.device = "cpu"
+parallel.timeout = 4
+"""
+
+
+@pytest.mark.slow
+def test_a_long_comparison_before_training_ends_no_run(here: Path) -> None:
+    """The reward of the comparison takes longer than a process may make no progress in training."""
+    write(here, COMPARED_FIRST)
+    slow = "import time\ndef slow(prompts, responses, **_):\n    time.sleep(8)\n    return [0.0] * len(responses)\n"
+    (here / "slow.py").write_text(slow)
+    command = [sys.executable, "-m", "cavesson", "align", "recipe.toml", "--processes", "2"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_a_stage_whose_start_is_gone_is_not_taken_for_done(here: Path) -> None:
     align(read_recipe(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"]))
@@ -215,15 +276,17 @@ def test_a_process_on_a_cluster_runs_the_stage_that_it_was_started_for(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cavesson-1-ray")
     monkeypatch.setattr(sys, "argv", ["cavesson", "align", "recipe.toml", "--ray", "--sft.steps", "2"])
     (here / "reward.py").write_text("def vowels(*_, **__):\n    raise KeyError('answer')\n")
-    ends = {}
-    for name in ("sft", "ppo"):
+    ends = []
+    for name in ("sft", "sft", "ppo"):  # a stage is started again if a process was lost at its end
         monkeypatch.setenv(STAGE, name)
         with pytest.raises(SystemExit) as end:
             cli.main()
-        ends[name] = end.value.code, capsys.readouterr()
-    code, (out, err) = ends["sft"]
+        ends.append((end.value.code, capsys.readouterr()))
+    code, (out, err) = ends[0]
     assert (code, err) == (0, "") and "2 of 2 done" in out and "Plan" not in out
-    code, (out, err) = ends["ppo"]
+    code, (out, err) = ends[1]
+    assert (code, err) == (0, "") and "is complete" in out
+    code, (out, err) = ends[2]
     assert (code, out) == (2, "") and err.startswith(
         "cavesson: stage ppo: the reward vowels raised KeyError: 'answer' ("
     )

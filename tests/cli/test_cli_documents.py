@@ -2,13 +2,19 @@
 
 import json
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import typer
 from cli_helpers import Done, cavesson, fresh
+from typer.core import TyperGroup
 
 from cavesson import open as open_run
+from cavesson.cli import app
 from cavesson.config import load
+from cavesson.plan.recipe import planned
 from cavesson.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +116,27 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1].startswith("result   ")
     assert open_run(here / "run").steps().num_rows >= 2
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELL = "\n".join([*re.findall(r"```sh\n(.*?)```", README, re.DOTALL), *re.findall(r"`(cavesson [^`]+)`", README)])
+COMMANDS = [shlex.split(line, comments=True)[1:] for line in re.findall(r"^cavesson .*", SHELL, re.MULTILINE)]
+"""Arguments of every `cavesson` that the README calls."""
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    called = {words[0] for words in COMMANDS if not words[0].startswith("-")}
+    assert len(called) > 10 and called <= group.commands.keys()
+
+
+def test_every_command_of_the_readme_accepts_its_recipe(tmp_path: Path) -> None:
+    (recipe,) = (block for block in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "[model]" in block)
+    (tmp_path / "recipe.toml").write_text(recipe)
+    accepted = []
+    for name, *words in (words for words in COMMANDS if "recipe.toml" in words):
+        option = dict(pairwise(words)).get("--command")
+        (run,) = planned(tmp_path / "recipe.toml", [], name if name in ALGORITHMS else option)
+        accepted.append((name, run.command))
+    assert {("check", "ppo"), ("plan", "ppo"), ("ppo", "ppo")} <= set(accepted)

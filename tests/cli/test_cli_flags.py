@@ -1,9 +1,12 @@
 """Positional arguments before, between and after flags."""
 
+from typing import Any
+
 import pytest
 
 from cavesson.algorithms.ppo import PPORun
 from cavesson.cli.flags import words_and_flags
+from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.registry import any_recipe
 from cavesson.tools.settings import GenerateSettings
@@ -62,3 +65,21 @@ def test_a_missing_argument_is_named() -> None:
     with pytest.raises(UserError, match=r"^missing argument OUT; the command takes ADAPTER OUT, then flags$"):
         words_and_flags(GenerateSettings, ["a"], "ADAPTER", "OUT")
     assert words_and_flags(GenerateSettings, ["a", "--raw", "b", "c"], "MODEL", "MODEL…")[0] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"reference": {"kind": "none"}, "kl": {"coef": 0.0}},
+            "recipe: the settings: PPO needs a reference to measure the KL",
+        ),
+        ({"steps": 0}, "recipe: steps: input should be greater than or equal to 1, and not 0"),
+    ],
+)
+def test_a_message_begins_with_a_small_letter_unless_that_is_an_abbreviation(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        check(PPORun, values, "recipe")
+    assert str(caught.value).startswith(message)

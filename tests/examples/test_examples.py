@@ -1,6 +1,7 @@
 """The examples run as they say, and what they record is what the mathematics says."""
 
 import math
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 import cavesson
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def recorded(name: str, folder: Path) -> cavesson.Run:
@@ -45,3 +47,12 @@ def test_a_loop_of_ones_own_is_recorded(tmp_path: Path) -> None:
     kind = rows["response"].str.split().map(lambda words: sum(word in {"kind", "calm", "warm"} for word in words) / 4)
     np.testing.assert_allclose(rows["reward"], kind)
     assert run.token_texts([0, 5]) == [" kind", " cold"]
+
+
+def test_couplets_rhyme_and_have_the_form_of_what_they_answer() -> None:
+    """霜 shuāng rhymes with 乡 xiāng, and not with 山 shān; a prompt without Chinese has no form to repeat."""
+    rewards = runpy.run_path(str(ROOT / "recipes" / "rhyme" / "rhyme.py"))["rhymes"]
+    asked = "床前明月光，疑是地上霜。"
+    answers = ["举头望明月，低头思故乡。", "举头望明月，低头见青山。", "举头望月，低头思乡。", "No rhyme."]
+    assert rewards([asked] * 4, answers) == {"rhyme": [1.0, 0.0, 1.0, 0.0], "form": [1.0, 1.0, 0.0, 0.0]}
+    assert rewards(["Hello", ""], answers[:2]) == {"rhyme": [0.0, 0.0], "form": [0.0, 0.0]}

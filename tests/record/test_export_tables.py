@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -14,14 +15,16 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from compaction_helpers import record
 from record_helpers import rollouts
 
 import cavesson
 from cavesson.cli import main
 from cavesson.errors import UserError
-from cavesson.exporters import EXPORTERS, tables
+from cavesson.exporters import EXPORTERS, portions, tables
 from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 from cavesson.record.compaction import compact
+from cavesson.record.storage import Folder
 
 TEXTS = ['=HYPERLINK("http://x")', "", 'a "quoted", cell', "two\r\nlines\n", "\ttab", "+1", "名前 🤖", "NULL"]
 
@@ -122,7 +125,7 @@ def test_only_a_portion_is_read_at_a_time(run: Path, tmp_path: Path, monkeypatch
         sizes.append((table := arrow(self, *arguments, **names)).num_rows)  # type: ignore[arg-type]
         return table
 
-    monkeypatch.setattr(tables, "AT_ONCE", 4)
+    monkeypatch.setattr(portions, "AT_ONCE", 4)
     monkeypatch.setattr(cavesson.Run, "arrow", counted)
     assert EXPORTERS["parquet"](run, tmp_path / "out") == 32
     assert sizes == [16, 16, 48, 48]
@@ -134,6 +137,53 @@ def test_a_merged_record_comes_out_the_same(run: Path, tmp_path: Path) -> None:
     EXPORTERS["csv"](run, tmp_path / "after")
     for name in ("rows.csv", "tokens.csv", "steps.csv", "vocabulary.csv"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
+
+
+def in_training(folder: Path, steps: int) -> Path:
+    live = folder / "live"
+    write_run(live, {"algorithm": "ppo"})
+    write_vocabulary(live, [*"abcdefghijkl"], [*"abcdefghijkl"])
+    begin_attempt(live, 0)
+    record(live, range(steps))
+    return live
+
+
+@pytest.mark.parametrize("opened", [1, 3, 8])
+@pytest.mark.parametrize("format", ["rl-logging-board", "jsonl"])
+def test_a_merge_meanwhile_changes_nothing(
+    format: str, opened: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge removes the files when the export has found them and opens one, the first or a later one."""
+    live, seen = in_training(tmp_path, 6), 0
+    EXPORTERS[format](live, tmp_path / "before")
+    parquet = Folder.parquet
+
+    def merging(self: Folder, *arguments: Any) -> pq.ParquetFile:
+        nonlocal seen
+        seen += 1
+        if seen == opened:
+            assert compact(live, ended=True)
+        return parquet(self, *arguments)
+
+    monkeypatch.setattr(Folder, "parquet", merging)
+    EXPORTERS[format](live, tmp_path / "after")
+    assert seen > opened
+    for file in (tmp_path / "before").iterdir():
+        assert (tmp_path / "after" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_what_is_recorded_meanwhile_is_in_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, arrow, later = in_training(tmp_path, 2), cavesson.Run.arrow, iter([range(2, 3)])
+
+    def growing(self: cavesson.Run, *arguments: Any, **names: Any) -> pa.Table:
+        for steps in later:
+            record(live, steps)
+        return arrow(self, *arguments, **names)
+
+    monkeypatch.setattr(cavesson.Run, "arrow", growing)
+    EXPORTERS["parquet"](live, tmp_path / "out")
+    for name in ("rows", "tokens", "steps"):
+        assert set(pq.read_table(tmp_path / "out" / f"{name}.parquet")["step"].to_pylist()) == {0, 1}
 
 
 def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Text that others wrote is safe to print, and letters of every script stay as they are."""
 
 import json
+import re
 import subprocess
 import sys
 import unicodedata
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavesson.record import Recorder, begin_attempt, write_run
-from cavesson.text.visible import safe_json, visible, visible_line
+from cavesson.text.visible import SIGNS, safe_json, visible, visible_line
 
 ANY = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))
 TURNING = {"BN", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -48,6 +49,34 @@ def test_letters_of_every_script_stay(text: str) -> None:
 def test_signs_name_what_they_stand_for() -> None:
     assert visible("\x1b[31m\r\x7f\x9b\u202ea\u2066\ud800\n") == "␛[31m␍␡⟨U+009B⟩⟨RLO⟩a⟨LRI⟩⟨U+D800⟩\n"
     assert visible_line("a\n\tb") == "a↵␉b"
+
+
+JOINERS = {"\u200c", "\u200d"}
+SEEN = {*"\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"}
+"""Signs of Arabic, Syriac and Kaithi before numbers, which Unicode calls formats too."""
+HIEROGLYPHS = set(map(chr, range(0x13430, 0x13440)))
+BLANK = {*"\u115f\u1160\u3164\uffa0"}
+"""Letters of Korean that are seen as nothing."""
+
+
+def test_no_format_is_left_except_in_the_spelling_of_words() -> None:
+    formats = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cf"}
+    hidden = formats - JOINERS - SEEN - HIEROGLYPHS | BLANK
+    assert {one for one in hidden if visible(one) == one} == set()
+    assert visible("a\u00ad\U000e0041") == "a⟨U+00AD⟩⟨U+E0041⟩"
+
+
+CLASS = r"\\\\u\{?([0-9a-f]{4,5})\}?(?:-\\\\u\{?([0-9a-f]{4,5}))?"
+"""One character or a range in the regular expression of the page."""
+
+
+def test_the_boards_page_shows_the_same_characters() -> None:
+    page = Path(__file__).parents[2] / "src/cavesson/board/web/src/maths/text.ts"
+    _, classes = page.read_text(encoding="utf-8").split("const ACTING = ")
+    ranges = re.findall(CLASS, classes.split(");")[0])
+    shown = {chr(code) for first, last in ranges for code in range(int(first, 16), int(last or first, 16) + 1)}
+    signs = {chr(code) for code in SIGNS} - set(map(chr, range(0xD800, 0xE000))) - {"\n", "\t"}
+    assert shown == signs
 
 
 HOSTILE = "\x1b[31mred\x07\u202eturned\u2066"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from cavesson.errors import UserError
+from cavesson.exporters.hub import prepare
 from cavesson.record import Recorder, begin_attempt, write_run
 
 CONFIG: dict[str, Any] = {
@@ -175,6 +177,29 @@ def test_what_cannot_be_pushed_is_said(run: Path) -> None:
     (run / "model").rename(run / "elsewhere")
     done = push(run, "http://127.0.0.1:9")
     assert done.returncode == 2 and "has no trained model" in done.stderr
+
+
+def test_a_card_names_a_starting_model_only_if_there_was_one(run: Path) -> None:
+    """The settings still have the path's default, which training did not use."""
+    info = json.loads((run / "run.json").read_text())
+    for change, words in (
+        ({"config": CONFIG | {"model": {"path": "tiny", "new": {"layers": 2}}}}, "random weights trained by grpo"),
+        (
+            {"config": CONFIG | {"model": {"path": "tiny"}}, "model": {"name": "a model of mine"}},
+            "a model of mine trained",
+        ),
+    ):
+        (run / "run.json").write_text(json.dumps(info | change))
+        card = prepare(run, "owner/mine").card
+        assert words in card
+        assert "base_model" not in card and "tiny" not in card and "model.path" not in card
+
+
+def test_what_a_users_own_loop_has_trained_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    write_run(tmp_path, {"config": {"learning_rate": 1e-5}})
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match=f"not trained by Cavesson.*hf upload owner/mine {tmp_path}/model"):
+        prepare(tmp_path, "owner/mine")
 
 
 REFUSED = "cavesson: owner/mine cannot be pushed: the Hub answered "

@@ -44,6 +44,8 @@ def test_a_model_object_is_trained_in_place_and_does_not_depend_on_its_name(tmp_
     assert result.policy.model is model and farthest(before, after) > 1e-4
     assert result.metrics[0]["kl/objective"] == 0.0  # the reference is a copy of it as it was
     named = finish(tmp_path / "other", {"model": tiny_model(seed=3), "tokenizer": tiny_tokenizer()})
+    names = [cavesson.open(tmp_path / folder).facts["model"] for folder in ("run", "other")]
+    assert names == ["no-such-model", "a model given in Python"]
     assert farthest(weights(named.policy), weights(result.policy)) == 0.0
 
 

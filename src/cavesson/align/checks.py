@@ -74,7 +74,7 @@ def _check_comparison(stage: ComparisonStage, known: Mapping[str, Stage]) -> Non
 def _compared(stage: ComparisonStage) -> ComparisonSettings:
     """Return the settings of the existing comparison."""
     written = json.loads(stage.result.read_bytes())
-    settings = {**written["settings"], "models": [column["name"] for column in written["columns"]]}
+    settings = {**written["settings"], "out": stage.folder}
     if settings["prompts"] is not None:
         settings["data"] = {**settings["data"], "path": None}
     return check(ComparisonSettings, settings, str(stage.result))

@@ -41,6 +41,7 @@ def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
     """
     source = str(recipe) if recipe else "the flags"
     settings = load(AlignSettings, recipe, flags)
+    _check_places(settings.common, settings.run / "STAGE", f"{source}: [common]")
     stages: dict[str, Stage] = {}
     for name, table in (settings.model_extra or {}).items():
         if not isinstance(table, dict):
@@ -61,18 +62,27 @@ def _stage(name: str, table: dict[str, Any], align: AlignSettings, before: Mappi
     command = str(table.get("command", name.replace("_", "-")))
     kind = _settings_of(command, where)
     own = {key: value for key, value in table.items() if key != "command"}
-    taken = next((key for key in ("run", "out") if key in own), None)
-    if taken is not None:
-        raise UserError(f"{where}: {taken} is always {align.run / name}; to move all stages, set run above all tables")
-    needs: list[str] = []
-    # Each stage has its own record.
-    places = {key: f"{value}/{name}" for key, value in align.common.items() if key == "record"}
-    values = _resolved(_laid_over(_known({**align.common, **places}, kind), own), before, needs, where)
     folder = align.run / name
+    _check_places(own, folder, where)
+    needs: list[str] = []
+    values = _resolved(_laid_over(_known(_of_stage(align.common, name), kind), own), before, needs, where)
     if kind is ComparisonSettings:
         compared = check(ComparisonSettings, {**values, "out": folder}, where)
         return ComparisonStage(name, command, compared, folder, tuple(needs))
     return TrainingStage(name, command, check(kind, {**values, "run": folder}, where), folder, tuple(needs))
+
+
+def _check_places(table: Mapping[str, Any], folder: Path, where: str) -> None:
+    """Raise a UserError if a table sets where a stage writes."""
+    taken = next((key for key in ("run", "out") if key in table), None)
+    if taken is not None:
+        raise UserError(f"{where}: {taken} is always {folder}; to move all stages, set run above all tables")
+
+
+def _of_stage(common: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the common settings for a stage, which has its own record."""
+    record = common.get("record")
+    return dict(common) if record is None else {**common, "record": f"{str(record).rstrip('/')}/{name}"}
 
 
 def _settings_of(command: str, where: str) -> type[Any]:

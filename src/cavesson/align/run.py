@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,7 @@ from cavesson.align.checks import check_stage
 from cavesson.align.stages import ComparisonStage, Stage, StageState, TrainingStage, with_full_paths
 from cavesson.command_line import command_line
 from cavesson.errors import UserError
-from cavesson.processes import is_main
+from cavesson.processes import Processes, is_main
 from cavesson.record.show import headline
 from cavesson.record.writable import check_writable
 from cavesson.tools.compare import compare, show
@@ -115,14 +115,23 @@ def _summary(stages: Sequence[Stage], states: dict[str, StageState], seconds: di
 def _run(stage: Stage) -> None:
     """Run a stage, or continue it if it was started."""
     if isinstance(stage, TrainingStage):
-        if stage.state is StageState.STARTED:
-            resume(stage.folder, stage.command)
-        else:
+        if stage.state is StageState.NEW:
             train(with_full_paths(stage.settings))
+        else:  # a process on a cluster may even find it done: another one was lost at the end of the stage
+            resume(stage.folder, stage.command)
         gc.collect()  # a run's objects form reference cycles, and the next stage needs the memory
-    elif isinstance(stage, ComparisonStage) and is_main():
+    elif isinstance(stage, ComparisonStage):
+        _compare(stage)
+
+
+def _compare(stage: ComparisonStage) -> None:
+    """Compare models in the first process; the others wait, outside the next stage, where they would be watched."""
+    Processes(stage.settings.device)  # loading a model asks for them, and one alone would wait for the others
+    if is_main():
         settings = with_full_paths(stage.settings)
         show(compare([_short(model) for model in settings.models], settings), Console(), settings.show)
+    while stage.state is not StageState.DONE:
+        sleep(1)
 
 
 def _short(model: str) -> str:

@@ -46,10 +46,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_NEEDED_TO_TRAIN = {
-    "torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment", "httpx", "anyio",
-    "tenacity",
+NEEDS_TRAIN = {
+    "accelerate", "anyio", "datasets", "gguf", "httpx", "huggingface_hub", "jaxtyping", "jinja2", "markupsafe",
+    "matplotlib", "peft", "psutil", "sacrebleu", "safetensors", "tenacity", "tokenizers", "torch", "transformers",
+    "vaderSentiment", "xxhash",
 }  # fmt: skip
+"""Modules that the extra `train` installs."""
 
 app.add_typer(tools)
 app.add_typer(record)
@@ -156,8 +158,8 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return a message for an error of the installation or the operating system, or None for any other error."""
-    if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED_TO_TRAIN:
-        return f"training needs {error.name}; install it with: pip install 'cavesson[train]'"
+    if isinstance(error, ModuleNotFoundError) and error.name in NEEDS_TRAIN:
+        return f"this needs {error.name}; install it with: pip install 'cavesson[train]'"
     return lost_process(error) or of_the_system(error)
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from io import TextIOWrapper
 
 SPINS = 1000
 """Turns of a loop, some ten microseconds, in which a thread of PyTorch waits for another one before it sleeps."""
@@ -11,7 +12,11 @@ OBJECTS = 10_000
 
 
 def prepare() -> None:
-    """Set what makes the process fast and its output readable, unless the user has set it."""
+    """Set what makes the process fast and its output readable; variables that the user has set stay."""
+    # Files and pipes get the encoding of the system, such as cp1252 on Windows, which lacks most characters. stderr
+    # writes an escape for those by itself.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries make log files unreadable
     # By default a thread occupies its core for milliseconds while it waits for one that another program has displaced:

@@ -2,7 +2,9 @@
 
 import difflib
 import json
+import sys
 from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
@@ -55,7 +57,14 @@ def print_json(data: Any) -> None:
     """Print plain data as JSON, without characters that affect a terminal."""
     from cavesson.text.visible import safe_json
 
-    print(safe_json(json.dumps(data, ensure_ascii=False, indent=1)))
+    write_data(f"{safe_json(json.dumps(data, ensure_ascii=False, indent=1))}\n")
+
+
+def write_data(text: str) -> None:
+    """Write text for programs to stdout, in UTF-8 unless it is a terminal."""
+    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")
+    sys.stdout.write(text)
 
 
 def words_and_flags(kind: Any, arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:

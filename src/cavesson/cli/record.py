@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavesson.cli.flags import console
+from cavesson.cli.flags import console, write_data
 from cavesson.errors import UserError
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
@@ -91,6 +91,6 @@ def push_to_hub(
 
 def _print_plain(answer: "Answer", text: str) -> None:
     """Print text for programs unchanged; on a terminal, control characters are made visible."""
-    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    write_data(visible(text) if sys.stdout.isatty() else text)
     if answer.truncated:
         print(f"only the first {counted(len(answer.rows), 'line')}, because of --limit", file=sys.stderr)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cavesson.cli.flags import FLAGS, Commands, Help, S, arguments, console, explain, load, words_and_flags
+from cavesson.cli.flags import FLAGS, Commands, Help, S, arguments, console, explain, load, words_and_flags, write_data
 from cavesson.registry import any_recipe
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
@@ -43,7 +43,7 @@ def generate(
     terminal = console()
     for row in responses:
         if not terminal.is_terminal:  # files and programs get the exact text
-            print(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n")
+            write_data(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n\n")
             continue
         terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(row["response"])), soft_wrap=True)
         terminal.print(Text(f"[{row['finish_reason']}]\n", style="dim"))

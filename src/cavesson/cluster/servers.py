@@ -38,7 +38,8 @@ class Server:
         if self._server is None or self._server.ended() is not None:
             enter(self._folder)
             lora = settings.model.lora
-            vllm = settings.sampling.vllm.model_copy(update={"devices": tuple(map(int, ray.get_gpu_ids()))})
+            # Their names are texts if Ray was started with UUIDs in CUDA_VISIBLE_DEVICES.
+            vllm = settings.sampling.vllm.model_copy(update={"devices": tuple(ray.get_gpu_ids())})
             tokenizer = with_pad_token(settings.load_tokenizer(), settings.model.path)
             model = prepare(load_start(settings.model, None))
             folder = saved_model(model, tokenizer, is_trained=lora is None)

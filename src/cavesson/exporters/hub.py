@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cavesson.command_line import is_trained_here
 from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN
 from cavesson.record import open as open_run
@@ -32,11 +33,16 @@ def prepare(folder: Path, repo: str) -> Push:
         repo: Name on the Hub, as owner/name.
 
     Raises:
-        UserError: There is no run, or it has no trained model yet.
+        UserError: There is no run, it has no trained model yet, or another program has trained it.
     """
     run, model = open_run(folder), folder / "model"
-    if "config" not in run.info or not model.is_dir():
+    if not model.is_dir():
         raise UserError(f"{folder} has no trained model: give the folder of a run that has finished")
+    if not is_trained_here(run.info):
+        raise UserError(
+            f"{folder} was not trained by Cavesson, so there is nothing to write a card from; push the model with: "
+            f"hf upload {repo} {model}"
+        )
     paths = (path for path in sorted(model.rglob("*")) if path.is_file() and path.name != "README.md")
     return Push({path.relative_to(model).as_posix(): path for path in paths}, card(run, repo))
 
@@ -95,7 +101,8 @@ def card(run: Run, repo: str) -> str:
     """
     config, algorithm = run.info["config"], str(run.info.get("algorithm"))
     adapter = config["model"].get("lora") is not None and algorithm != "reward-model"
-    base = str(config["model"]["path"])
+    base = _origin(run)
+    model = {name: value for name, value in config["model"].items() if name != "path" or value == base}
     meta: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-classification" if algorithm == "reward-model" else "text-generation",
@@ -108,8 +115,14 @@ def card(run: Run, repo: str) -> str:
     lines += [f"{_short(base)} trained by {algorithm} with Cavesson {run.info.get('cavesson')}.", ""]
     lines += ["## Training", "", *_table(("", ""), _facts(run)), ""]
     lines += ["## Figures", "", *_table(("metric", "first step", "last step"), _figures(run)), ""]
-    lines += ["## Settings", "", *_table(("setting", "value"), _settings(config)), ""]
+    lines += ["## Settings", "", *_table(("setting", "value"), _settings({**config, "model": model})), ""]
     return "\n".join(lines)
+
+
+def _origin(run: Run) -> str:
+    """Return what training started from: the name of a model, or what it is."""
+    model = run.info["config"]["model"]
+    return "random weights" if model.get("new") is not None else str(run.facts["model"] or model["path"])
 
 
 def _facts(run: Run) -> Iterator[tuple[str, ...]]:

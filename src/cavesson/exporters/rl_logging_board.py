@@ -1,7 +1,7 @@
 """Export a run folder as RL Logging Board's JSON lines."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.errors import UserError
+from cavesson.exporters.portions import portions, rollouts_by_step, schemas
 from cavesson.importers.fields import to_json
 from cavesson.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
-from cavesson.record.schema import TOKEN_COLUMNS, arrow_schema
-from cavesson.record.segments import TOKEN_ORDER, Segment, by_step, union
 from cavesson.record.storage import Location
 
 
@@ -48,26 +47,25 @@ def export(place: Location, out_folder: Path) -> int:
 
 
 def _lines(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every rollout with the file that it belongs to, with only one step of one segment in memory at a time."""
-    for segment in run.segments():
-        for step, rows in by_step(run.storage, segment, "rows"):
-            if step < segment.stop:
-                yield from _lines_of_step(run, rows, _tokens_of_step(run, segment, rows))
+    """Yield every rollout of the steps recorded so far, with the file that it belongs to."""
+    counts = rollouts_by_step(run)
+    measured = {name for schema in schemas(run, "tokens") for name in schema.names}
+    for steps in portions(counts):
+        rows, tokens = run.rows(steps=steps), run.arrow("tokens", steps=steps)
+        for step in steps:
+            here = pc.field("step") == step
+            yield from _lines_of_step(run, rows.filter(here), tokens.filter(here), measured)
 
 
-def _tokens_of_step(run: Run, segment: Segment, rows: pa.Table) -> pa.Table:
-    if "token_start" not in rows.column_names:
-        return run.read(segment, "tokens")
-    start, count = pc.min(rows["token_start"]).as_py(), pc.sum(rows["token_count"]).as_py()
-    return run.read(segment, "tokens", start=start, count=count)
-
-
-def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
-    measured = [name for name in tokens.column_names if not len(tokens) or tokens[name].null_count < len(tokens)]
-    tokens = union(arrow_schema(TOKEN_COLUMNS).empty_table(), tokens).sort_by(TOKEN_ORDER)
+def _lines_of_step(
+    run: Run, rows: pa.Table, tokens: pa.Table, measured: Collection[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rollouts of a step; an empty response has the empty lists of what was `measured`."""
+    if len(tokens):
+        measured = [name for name in tokens.column_names if tokens[name].null_count < len(tokens)]
     tokens = _with_token_texts(run, tokens)
     samples = tokens["sample"].to_numpy()
-    for row in rows.sort_by("sample").to_pylist():
+    for row in rows.to_pylist():
         extra = json.loads(row.get("extra") or "{}")
         line = {"step": row["step"]} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
         # A number that the source wrote as a text, or a step as a float, is kept unchanged in `extra`.

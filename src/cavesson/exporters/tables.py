@@ -1,14 +1,14 @@
 """Export a run folder as tables in common formats: CSV, JSON lines or Parquet."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
+from cavesson.exporters.portions import portions, rollouts_by_step, schemas
 from cavesson.importers.fields import to_json
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
@@ -18,8 +18,6 @@ from cavesson.record.segments import Kind
 from cavesson.record.storage import Location
 from cavesson.text.spreadsheet import cell
 
-AT_ONCE = 2_000
-"""Rollouts in memory at a time, or those of one step."""
 Format = Literal["csv", "jsonl", "parquet"]
 
 
@@ -40,7 +38,8 @@ def export(place: Location, out_folder: Path, *, format: Format, quote_formulas:
         UserError: ``place`` is not a run, or ``out_folder`` is not empty.
     """
     run = open_run(place)
-    counts = _rollouts_by_step(run)
+    # The last steps are those of now, also if the run is still in training.
+    counts, metrics = rollouts_by_step(run), run.steps()
     with new_folder(out_folder) as folder:
 
         def write(name: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
@@ -49,40 +48,16 @@ def export(place: Location, out_folder: Path, *, format: Format, quote_formulas:
 
         kinds: list[tuple[Kind, Sequence[Column]]] = [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS)]
         for kind, declared in kinds:
-            tables = (run.arrow(kind, steps=steps) for steps in _portions(counts))
+            tables = (run.arrow(kind, steps=steps) for steps in portions(counts))
             write(kind, _schema(run, kind, declared), tables)
-        for name, table in (("steps", run.steps()), ("vocabulary", run.vocabulary)):
+        for name, table in (("steps", metrics), ("vocabulary", run.vocabulary)):
             write(name, table.schema, [table])
     return sum(counts.values())
 
 
-def _rollouts_by_step(run: Run) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for segment in run.segments():
-        steps, numbers = np.unique(run.read(segment, "rows", ["step"])["step"].to_numpy(), return_counts=True)
-        for step, number in zip(steps.tolist(), numbers.tolist(), strict=True):
-            counts[step] = counts.get(step, 0) + number
-    return dict(sorted(counts.items()))
-
-
-def _portions(counts: dict[int, int]) -> Iterator[list[int]]:
-    """Yield groups of steps to read together, in order."""
-    steps: list[int] = []
-    size = 0
-    for step, count in counts.items():
-        if steps and size + count > AT_ONCE:
-            yield steps
-            steps, size = [], 0
-        steps.append(step)
-        size += count
-    if steps:
-        yield steps
-
-
 def _schema(run: Run, kind: Kind, declared: Sequence[Column]) -> pa.Schema:
     """Return the schema of the declared columns, with 64-bit numbers if any file of the run has them."""
-    schemas = [run.storage.parquet(segment.name(kind)).schema_arrow for segment in run.segments()]
-    known = pa.unify_schemas([arrow_schema(declared), *schemas], promote_options="permissive")
+    known = pa.unify_schemas([arrow_schema(declared), *schemas(run, kind)], promote_options="permissive")
     return pa.schema([pa.field(column.name, known.field(column.name).type) for column in declared])
 
 

@@ -25,7 +25,7 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dic
         **({ELSEWHERE: settings.record} if settings.record else {}),
         "inputs": inputs.given,
         **settings.facts(),
-        "model": {"name": settings.model.path, "fingerprint": trainer.fingerprint},
+        "model": {"name": _origin(settings, inputs), "fingerprint": trainer.fingerprint},
         "tokenizer": {
             "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
             "pad": tokenizer.pad_token_id,
@@ -37,6 +37,13 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dic
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
         | {"python": platform.python_version()},
     }
+
+
+def _origin(settings: RunSettings, inputs: Inputs) -> str:
+    """Return what training starts from: the name of a model, or what it is."""
+    if inputs.model is not None and "path" not in settings.model.model_fields_set:
+        return "a model given in Python"
+    return "random weights" if settings.model.new is not None else settings.model.path
 
 
 def check_same_model(folder: Path, trainer: Trainer) -> None:

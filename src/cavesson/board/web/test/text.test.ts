@@ -7,6 +7,7 @@ test("control characters and direction marks are seen, not obeyed", () => {
   assert.equal(visible("a\u0000b\u001b[31m\u007f"), "a⟨NUL⟩b⟨ESC⟩[31m⟨U+007F⟩");
   assert.equal(visible("\u202eevil\u202c"), "⟨RLO⟩evil⟨PDF⟩");
   assert.equal(visible("a\u200b\u2063b"), "a⟨U+200B⟩⟨U+2063⟩b");
+  assert.equal(visible("a\u00ad\u{e0041}b"), "a⟨U+00AD⟩⟨U+E0041⟩b");
   assert.equal(visible("line\n\ttab"), "line\n\ttab");
   assert.equal(visible("\ud800x\udc00"), "⟨D800⟩x⟨DC00⟩");
   assert.equal(visible("😀é中"), "😀é中");

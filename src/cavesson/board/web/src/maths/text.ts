@@ -24,18 +24,20 @@ const CONTROL = [
 const ACTING = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f" + // controls other than tab and newline
     "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069" + // directions
-    "\\u200b\\u2028\\u2029\\u2060-\\u2064\\ufeff]", // spaces and signs without width, separators, byte order mark
-  "g",
+    "\\u00ad\\u115f\\u1160\\u180e\\u200b\\u2060-\\u2064\\u206a-\\u206f\\u3164\\ufeff\\uffa0" + // no width, or blank
+    "\\u2028\\u2029\\ufff9-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}" + // separators and formats
+    "\\u{e0000}-\\u{e007f}]", // tags
+  "gu",
 );
 const LONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
-/** Control characters, direction marks and lone surrogates as visible signs; newline, tab and all else untouched. */
+/** Control and invisible characters, direction marks and lone surrogates as signs; newline, tab and all else stay. */
 export function visible(text: string): string {
   return text.replace(ACTING, sign).replace(LONE, (unit) => `⟨${unit.charCodeAt(0).toString(16).toUpperCase()}⟩`);
 }
 
 function sign(character: string): string {
-  const code = character.charCodeAt(0);
+  const code = character.codePointAt(0) ?? 0;
   const name = CONTROL[code] ?? BIDI[character] ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
   return `⟨${name}⟩`;
 }
