@@ -25,13 +25,14 @@ MODELS = BUILD / "bench-models"
 TRL = "trl==1.10.0"
 """the last with PPO; the other packages have the same versions as Cavesson's"""
 TRL_NEEDS = ("torch", "transformers", "peft", "datasets", "gguf", "orjson")
+NAMED = (*TRL_NEEDS, "trl", "accelerate", "numpy")
 CONSTRAINTS = HERE.parent / "constraints.txt"
 VERSIONS = f"""
-import importlib.metadata, json
-found = {{one.name: one.version for one in importlib.metadata.distributions()}}
-print(json.dumps({{name: found[name] for name in {(*TRL_NEEDS, "trl", "accelerate", "numpy")} if name in found}}))
+import importlib.metadata as packages, json
+found = {{one.name for one in packages.distributions()}}
+print(json.dumps({{name: packages.version(name) for name in {NAMED} if name in found}}))
 """
-"""prints the versions of the packages that do the work"""
+"""prints the versions of the packages of `NAMED`"""
 
 Numbers = dict[str, float]
 """What a script has measured, and how many cores other programs used meanwhile ("others")."""
