@@ -233,9 +233,8 @@ def compare(board: Board, folder: Path) -> None:
         for number in np.roll(range(len(engines)), turn + i):
             answers[number, i, turn] = ask(board.run(0), engines[number], query, truths[i], whole=turn == 0)
         print(f"round {turn}: {query.q!r:14}", *answers[:, i, turn, 1].round(), flush=True)
-    print(
-        f"\n{'milliseconds':24}{'first page: p50, p95 (range)':>30}{'all hits: p50, p95':>22}   right in the first {CHECKED:,} rows"
-    )
+    checked = f"right in the first {CHECKED:,} rows"
+    print(f"\n{'milliseconds':24}{'first page: p50, p95 (range)':>30}{'all hits: p50, p95':>22}   {checked}")
     for kind, (number, engine) in product([*QUERIES, ""], enumerate(engines)):
         some = answers[number, [i for i, (one, _) in enumerate(queries) if kind in (one, "")]]
         rounds, last = np.quantile(some[:, :, 0], [0.5, 0.95], axis=0), np.quantile(some[:, 0, 1], [0.5, 0.95])
