@@ -64,7 +64,7 @@ class Server:
             time.sleep(0.005)
 
     def memory(self) -> tuple[float, float]:
-        """Return the resident memory of the server in MB: now, and its peak."""
+        """Return the resident memory of the server in MiB: now, and its peak."""
         return memory_of(self.process.pid)
 
     def helpers(self) -> list[tuple[float, float]]:
@@ -74,7 +74,7 @@ class Server:
 
 
 def memory_of(process: int) -> tuple[float, float]:
-    """Return the resident memory of a process in MB: now, and its peak."""
+    """Return the resident memory of a process in MiB: now, and its peak."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     sizes = dict(line.split(":", 1) for line in status.splitlines())
     return int(sizes["VmRSS"].split()[0]) / 1024, int(sizes["VmHWM"].split()[0]) / 1024
@@ -158,11 +158,11 @@ def main() -> None:
         print(f"first rollouts after  {server.wait(lambda: server.get('runs')[0]['rollouts'] > 0):8.2f} s")
         print(f"indexed after         {server.wait(lambda: server.get('runs')[0]['indexed'] == 1):8.2f} s")
         summary = server.get("runs")[0]
-        print(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens; memory {server.memory()[0]:.0f} MB")
+        print(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens; memory {server.memory()[0]:.0f} MiB")
         for one in interactions(summary):
             report(one.name, one.limit, list(timed(server, one, given.times, seed=1)))
         report("open a rollout", 100, list(rollouts(server, summary, given.times)))
-        print(f"memory {server.memory()[0]:.0f} MB, at most {server.memory()[1]:.0f} MB")
+        print(f"memory {server.memory()[0]:.0f} MiB, at most {server.memory()[1]:.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import board_looker as look
 from board import Server
 from board_looker import WINDOW, Looker, Reaction
-from generate_record import Plan, add_arguments, generate, plan_in, plan_of
+from generate_record import Plan, add_arguments, ensure, plan_in, plan_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,14 +29,29 @@ PHRASES = ["con de", "pro ex", "ing al", "er. ", "!!", "了。", "núi biển", 
 EXPRESSIONS = ["#{2,3}$", "(ing){2}", "[0-9]+", "sta[a-z]+ver", "[!?]$", "núi.*biển"]
 TYPED = ["stationing", "mentous", "verbleal", "proming", "conable"]
 MEMORY = 500
-"""Megabytes that the server may take."""
+"""MiB that the server may take."""
 BUNDLE = 150
-"""Kilobytes that the page may take, compressed."""
+"""KiB that the page may take, compressed."""
 SHELL = "document.querySelector('nav.tabs')"
 CURVES = (
     "document.querySelector('.charts canvas') && /[0-9]/.test(document.querySelector('.charts .legend b')?.textContent)"
 )
 """Curves, and numbers with them."""
+
+
+class Lookers:
+    """Opens windows on the board, and notes what they request of other machines."""
+
+    def __init__(self, browser: "Browser") -> None:
+        self.browser = browser
+        self.foreign: list[str] = []
+
+    @contextmanager
+    def at(self, base: str, seed: int = 0) -> Iterator[Looker]:
+        """Open a window for the duration of a block."""
+        with closing(Looker(self.browser, base, seed)) as looker:
+            yield looker
+            self.foreign += looker.foreign
 
 
 class Line(NamedTuple):
@@ -49,13 +64,12 @@ class Line(NamedTuple):
     """``shown`` where the rest may come later"""
 
 
-def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Line]:
+def lines(lookers: Lookers, base: str, plan: Plan, times: int) -> Iterator[Line]:
     """Yield what people do, each in its own window, after what the browser takes for a page without a board."""
 
     def do(action: Callable[..., Iterator[Reaction]], *given: object) -> Iterator[Reaction]:
-        with closing(Looker(browser, base, seed=times)) as looker:
+        with lookers.at(base, seed=times) as looker:
             yield from action(looker, *given)
-            assert not looker.foreign, f"left the machine: {looker.foreign}"
 
     few = max(3, times // 2)
     yield Line("floor: one word", 100, do(look.plain, "word", times))
@@ -116,9 +130,9 @@ def figure(name: str, value: float, unit: str, limit: float, more: str = "") -> 
     print(f"{name:32}{shown:>6} {unit:8}<= {limit:<5g}{mark(value <= limit)}  {more}", flush=True)
 
 
-def first_paint(browser: "Browser", server: Server, condition: str) -> float:
+def first_paint(lookers: Lookers, server: Server, condition: str) -> float:
     """Return the seconds from the start of the server's process to the first painted frame with something."""
-    with closing(Looker(browser, server.base)) as looker:
+    with lookers.at(server.base) as looker:
         looker.context.add_init_script(f"boardClock.expect(() => {condition})")
         server.wait(server.listens)
         looker.page.goto(server.base)
@@ -126,32 +140,32 @@ def first_paint(browser: "Browser", server: Server, condition: str) -> float:
     return painted / 1_000 - server.started
 
 
-def starts(browser: "Browser", run: Path, factor: float, times: int = 5) -> None:
+def starts(lookers: Lookers, run: Path, factor: float, times: int = 5) -> None:
     """Print how long it takes until the page is usable, with an index that is there."""
     seconds = []
     for _ in range(times):
         with Server(run) as server:
-            seconds.append(first_paint(browser, server, CURVES))
+            seconds.append(first_paint(lookers, server, CURVES))
     seconds.sort()
     more = f"median of {times} starts, at most {seconds[-1]:.2f}"
     figure("usable after", seconds[times // 2], "s", factor, more)
 
 
-def first_start(browser: "Browser", run: Path, factor: float) -> None:
+def first_start(lookers: Lookers, run: Path, factor: float) -> None:
     """Print how the page comes to life on a record that has no index, and how it answers while that is built."""
     with Server(run) as server:
-        print(f"without an index: the page after {first_paint(browser, server, SHELL):.2f} s,", end=" ", flush=True)
-        print(f"its curves after {first_paint(browser, server, CURVES):.2f} s,", end=" ", flush=True)
+        print(f"without an index: the page after {first_paint(lookers, server, SHELL):.2f} s,", end=" ", flush=True)
+        print(f"its curves after {first_paint(lookers, server, CURVES):.2f} s,", end=" ", flush=True)
         rollouts = server.wait(lambda: server.get("runs")[0]["rollouts"] >= plan_rollouts(run))
         print(f"all rollouts after {rollouts:.0f} s; meanwhile", flush=True)
-        with closing(Looker(browser, server.base)) as looker:
+        with lookers.at(server.base) as looker:
             report(Line("step by click, overview", 100, look.steps(looker, "overview", 5)), factor)
             report(Line("sort, both ways", 100, look.sorts(looker, COLUMNS, 6)), factor)
             said = looker.page.locator(".status .warning")
             print(f"the page says: {said.inner_text() if said.count() else 'done'};", end=" ")
         print(f"all words after {server.wait(lambda: server.get('runs')[0]['indexed'] == 1):.0f} s", flush=True)
         peaks = ", ".join(f"{peak:.0f}" for _, peak in server.helpers())
-        figure("memory while indexing, at most", server.memory()[1], "MB", MEMORY * factor, f"its helpers {peaks}")
+        figure("memory while indexing, at most", server.memory()[1], "MiB", MEMORY * factor, f"its helpers {peaks}")
 
 
 def plan_rollouts(run: Path) -> int:
@@ -161,7 +175,7 @@ def plan_rollouts(run: Path) -> int:
     return plan.steps * plan.batch
 
 
-def scrolling(browser: "Browser", base: str, plan: Plan, only: str) -> None:
+def scrolling(lookers: Lookers, base: str, plan: Plan, only: str) -> None:
     """Print how many frames took longer than a sixtieth of a second while the wheel turned."""
     for name, address, where in (
         ("floor", "/plain", "pre"),
@@ -170,32 +184,32 @@ def scrolling(browser: "Browser", base: str, plan: Plan, only: str) -> None:
     ):
         if only not in f"{name}: long frames":
             continue
-        with closing(Looker(browser, base)) as looker:
+        with lookers.at(base) as looker:
             slow, frames = look.long_frames(looker, address, where)
             figure(f"{name}: long frames", 100 * slow / frames, "%", 1, f"{slow} of {frames} over 16.7 ms")
 
 
-def measure(browser: "Browser", given: argparse.Namespace, plan: Plan) -> None:
+def measure(lookers: Lookers, given: argparse.Namespace, plan: Plan) -> None:
     """Print all figures."""
     factor = 1 if plan.rollouts <= 1_000_000 else 2
     if not (given.run / "index" / "state.json").exists():
-        first_start(browser, given.run, factor)
+        first_start(lookers, given.run, factor)
     if given.only in "usable after":
-        starts(browser, given.run, factor)
+        starts(lookers, given.run, factor)
     with Server(given.run) as server:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
         print(f"\n{'from the input to its frame':26}{'p50':>6}{'p95':>6}{'max':>6}   target, ms {'all p95':>6}")
-        for line in lines(browser, server.base, plan, given.times):
+        for line in lines(lookers, server.base, plan, given.times):
             if given.only in line.name:
                 report(line, factor)
         print()
-        scrolling(browser, server.base, plan, given.only)
+        scrolling(lookers, server.base, plan, given.only)
         now, peak = server.memory()
         helpers = ", ".join(f"{high:.0f}" for _, high in server.helpers())
-        figure("memory of the server, at most", peak, "MB", MEMORY * factor, f"now {now:.0f}; its helpers {helpers}")
-    kilobytes = sum(len(gzip.compress(file.read_bytes())) for file in STATIC.iterdir()) / 1024
-    figure("bundle, compressed", kilobytes, "KB", BUNDLE)
-    figure("requests to other machines", 0, "", 0, "any would have stopped this")
+        figure("memory of the server, at most", peak, "MiB", MEMORY * factor, f"now {now:.0f}; its helpers {helpers}")
+    size = sum(len(gzip.compress(file.read_bytes())) for file in STATIC.iterdir()) / 1024
+    figure("bundle, compressed", size, "KiB", BUNDLE)
+    figure("requests to other machines", len(lookers.foreign), "", 0, ", ".join(lookers.foreign[:3]))
 
 
 def main() -> None:
@@ -208,11 +222,7 @@ def main() -> None:
     parser.set_defaults(rollouts=1_000_000, long=32_000)
     given = parser.parse_args()
     plan = plan_of(given)
-    if plan_in(given.run) is None:
-        print(f"writing {plan.rollouts} rollouts to {given.run} …", flush=True)
-        generate(given.run, plan)
-    if plan_in(given.run) != plan:
-        raise SystemExit(f"{given.run} holds another record; delete it, or give another --run")
+    ensure(given.run, plan)
     from playwright.sync_api import sync_playwright
 
     print(f"{plan.steps * plan.batch:,} rollouts, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before")
@@ -223,7 +233,7 @@ def main() -> None:
             args=["--no-sandbox", f"--window-size={WINDOW['width']},{WINDOW['height'] + 160}"],
             ignore_default_args=["--hide-scrollbars"],
         )
-        measure(browser, given, plan)
+        measure(Lookers(browser), given, plan)
     print(f"load {os.getloadavg()[0]:.1f} after")
 
 

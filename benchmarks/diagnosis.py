@@ -31,8 +31,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
 .healthy{fill:#7fbf9b;opacity:.25}.grid{stroke:#8884}.curve{fill:none;stroke:#17857b;stroke-width:1.8}
 rect.between{fill:#c8473a;opacity:.12}path.onset{stroke:#c8473a;stroke-dasharray:4 3}text.onset{fill:#c8473a}"""
-LARGEST = 15_000
 WINDOWS = " Also over the latest 16, 32, 64, … steps, at most half of the run, each time as if the run had begun there."
+LARGEST = 15_000
 """Maximum bytes of a picture."""
 PLAIN = {
     "kl-explosion": "penalty-flipped",
@@ -139,11 +139,14 @@ def index(prose: dict[str, Any]) -> str:
 def draw(runs: Path) -> dict[str, Any]:
     """Draw a picture of every rule that a run with one planted fault shows, and return the numbers of that run.
 
-    Rules whose prose gives a reason for having no picture are left out.
+    Rules whose prose gives a reason for having no picture are left out. Pictures that are not drawn again are deleted.
     """
+    files = sorted(runs.glob("*/case.json"))
+    if not files:
+        raise SystemExit(f"{runs} has no runs of benchmarks/faults: there is no */case.json")
     (FOLDER / "pictures").mkdir(exist_ok=True)
     shown: dict[str, tuple[tuple[Any, ...], Case, Reading]] = {}
-    for file in sorted(runs.glob("*/case.json")):
+    for file in files:
         case = Case(**json.loads(file.read_text("utf-8")))
         if case.part != "calibration" or not case.faults:
             continue
@@ -151,11 +154,13 @@ def draw(runs: Path) -> dict[str, Any]:
             best, worth = shown.get(finding.rule.name), _worth(finding, case)
             if worth is not None and (best is None or worth < best[0]):
                 shown[finding.rule.name] = worth, case, finding.reading
-    for old in (FOLDER / "pictures").glob("*.svg"):
-        old.unlink()
     prose = _prose()["rules"]
     found = [(rule, *shown[rule.name][1:]) for rule in RULES if rule.name in shown and "unseen" not in prose[rule.name]]
-    return {rule.name: _described(case, reading, _drawn(rule, reading)) for rule, case, reading in found}
+    pictures = {rule.name: _described(case, reading, _drawn(rule, reading)) for rule, case, reading in found}
+    for old in (FOLDER / "pictures").glob("*.svg"):
+        if not pictures.get(old.stem, {}).get("drawn"):
+            old.unlink()
+    return pictures
 
 
 def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:

@@ -1,7 +1,7 @@
 """What the doctor costs in seconds and memory: the command, the page, and the look beside a run.
 
     python benchmarks/doctor.py                                  1 million rollouts; the first time it writes the record
-    python benchmarks/doctor.py --run runs/bench-20k --rollouts 20000
+    python benchmarks/doctor.py --run runs/bench-doctor-20k --rollouts 20000
 
 Each is a separate process, run once before it is measured, so that the files are in memory.
 """
@@ -14,31 +14,32 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SECONDS, MEGABYTES = 20.0, 1000.0
+from generate_record import add_arguments, ensure, plan_of
+
+SECONDS, MEBIBYTES = 20.0, 1000.0
 """The bounds for a million rollouts."""
 
 
 def measured(module: str, *arguments: str) -> tuple[float, float, float]:
-    """Return wall seconds, processor seconds and peak megabytes of ``python -m module arguments``."""
+    """Return wall seconds, processor seconds and peak MiB of ``python -m module arguments``."""
     command = [sys.executable, "-m", module, *arguments]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} failed")
-    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def main() -> None:
     """Print a line for each beside the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path("runs/bench-1m"), help="written if it is not there")
-    parser.add_argument("--rollouts", type=int, default=1_000_000, help="of the record that is written")
+    parser.add_argument("--run", type=Path, default=Path("runs/bench-doctor-1m"), help="folder of the record")
     parser.add_argument("--times", type=int, default=1, help="the slowest and largest of so many counts")
+    add_arguments(parser)
+    parser.set_defaults(rollouts=1_000_000)
     given = parser.parse_args()
-    if not given.run.exists():
-        generate = [sys.executable, str(Path(__file__).with_name("generate_record.py")), str(given.run)]
-        subprocess.run([*generate, "--rollouts", str(given.rollouts)], check=True)
+    ensure(given.run, plan_of(given))
     run = str(given.run)
     with TemporaryDirectory() as folder:
         ways = {
@@ -50,8 +51,8 @@ def main() -> None:
             measured(module, *arguments)
             found = [measured(module, *arguments) for _ in range(given.times)]
             wall, processor, memory = (max(values) for values in zip(*found, strict=True))
-            verdict = "ok" if wall < SECONDS and memory < MEGABYTES else "OVER"
-            cost = f"{wall:6.1f} s of {SECONDS:g}{processor:8.1f} s CPU{memory:8.0f} MB of {MEGABYTES:g}"
+            verdict = "ok" if wall < SECONDS and memory < MEBIBYTES else "OVER"
+            cost = f"{wall:6.1f} s of {SECONDS:g}{processor:8.1f} s CPU{memory:8.0f} MiB of {MEBIBYTES:g}"
             print(f"{name:24}{cost}  {verdict}")
 
 

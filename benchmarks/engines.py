@@ -126,7 +126,8 @@ def compare_staleness(url: str, dtype: str, rounds: int) -> None:
         values: dict[str, Any] = {
             "run": folder, "steps": steps, "batch_size": 16, "samples_per_prompt": 4, "checkpoint": {"every": 0},
             "model": {**START.model_dump(), "dtype": dtype, "lora": {"rank": 16}, "device": "cpu"},
-            "sampling": {"engine": "vllm", "servers": [url], "max_staleness": staleness, "max_new_tokens": 32},
+            "sampling": {"engine": "vllm", "servers": [url], "max_staleness": staleness,
+                         "max_new_tokens": 32, "min_new_tokens": 32},
         }  # fmt: skip
         training = Training(GRPORun.model_validate(values), prompts=[PROMPT, "A horse", "My", "The"], rewards=slow)
         return median(metrics["time/total"] for metrics in training.run(lambda step, metrics: None).metrics[1:])

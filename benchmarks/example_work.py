@@ -10,6 +10,9 @@ LENGTHS = (10, 20, 40, 80, 160)
 MAX_LENGTH = 256
 """tokens of prompt and response; all of them fit"""
 
+AT_ONCE = 2
+"""examples of a micro-batch, on all sides"""
+
 _WORDS = """
 a about after all also an and any are as at back be because been before but by can come could day did do down even
 find first for from get give go good had has have he her here him his how if in into is it its just know like look

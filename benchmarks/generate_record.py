@@ -234,7 +234,9 @@ def record(recorder: Recorder, plan: Plan, step: int, batch: Batch, seed: list[i
 
 
 def generate(folder: Path, plan: Plan) -> None:
-    """Write the record of a plan into a run folder, which is there once all is written."""
+    """Write the record of a plan into a new run folder, which is there once all is written."""
+    if folder.exists():
+        raise SystemExit(f"{folder} is there already; delete it, or name another folder")
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     write_run(unfinished, {"algorithm": "grpo", "model": {"name": "made-up"}, "config": plan._asdict()})
@@ -254,11 +256,19 @@ def generate(folder: Path, plan: Plan) -> None:
 
 
 def plan_in(folder: Path) -> Plan | None:
-    """Return the plan that the record in a folder was written by; None if there is no record."""
-    try:
-        return Plan(**json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"])
-    except FileNotFoundError:
-        return None
+    """Return the plan that the record in a folder was written by; None if there is no such record."""
+    file = folder / "run.json"
+    config = json.loads(file.read_text(encoding="utf-8"))["config"] if file.exists() else {}
+    return Plan(**config) if config.keys() == set(Plan._fields) else None
+
+
+def ensure(folder: Path, plan: Plan) -> None:
+    """Write the record of a plan unless it is in the folder; refuse a folder with anything else."""
+    if not folder.exists():
+        print(f"writing {plan.rollouts} rollouts to {folder} …", flush=True)
+        generate(folder, plan)
+    if plan_in(folder) != plan:
+        raise SystemExit(f"{folder} holds another record; delete it, or give another --run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,8 +30,11 @@ PROMPT = 64
 """tokens of every prompt"""
 GROUP = 8
 """responses to a prompt"""
-PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "RTX 4090": 165}
-"""dense bfloat16 TFLOP/s by NVIDIA's data sheets, by a part of the GPU's name"""
+PEAKS = {
+    "B200": 2250, "H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312,
+    "L40S": 362, "RTX 4090": 165,
+}  # fmt: skip
+"""dense bfloat16 TFLOP/s by NVIDIA's data sheets, by a part of the GPU's name; the first that fits counts"""
 
 
 class Size(NamedTuple):

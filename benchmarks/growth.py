@@ -1,7 +1,7 @@
 """What a step, a checkpoint and the record cost at 10, 100 and 1,000 times the work, as a table and a picture.
 
     python benchmarks/growth.py                           # docs/images/growth.png
-    python benchmarks/growth.py --only length --largest 100
+    python benchmarks/growth.py --only length --largest 100    # a part of the table, and no picture
 
 PPO on small models with random weights, made here. One thing grows at a time: the weights of the model, the responses
 of a step, their length, or the steps of the run. Each measurement runs in its own process.
@@ -10,7 +10,7 @@ of a step, their length, or the steps of the run. Each measurement runs in its o
 import json
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import torch
-from quiet import BUSY, machine, quietly
+from quiet import machine, note, quietly
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cavesson import PPORun, Training
@@ -45,11 +45,20 @@ class Work(NamedTuple):
     steps: int = 6
 
 
+class Growing(NamedTuple):
+    """One thing that grows: how the picture calls it, its part of `Work`, and that part's values."""
+
+    label: str
+    setting: str
+    values: tuple[int, int, int, int]
+
+
 GROWING = {
-    "weights": ("hidden", (48, 168, 552, 1776)),  # a model has about 24 · hidden² + 258 · hidden weights
-    "responses per step": ("batch", (8, 80, 800, 8000)),
-    "tokens per response": ("length", (8, 80, 800, 8000)),
-    "steps": ("steps", (6, 60, 600, 6000)),
+    # A model has about 24 · hidden² + 258 · hidden weights.
+    "weights": Growing("weights", "hidden", (48, 168, 552, 1776)),
+    "responses": Growing("responses per step", "batch", (8, 80, 800, 8000)),
+    "length": Growing("tokens per response", "length", (8, 80, 800, 8000)),
+    "steps": Growing("steps", "steps", (6, 60, 600, 6000)),
 }
 COSTS = {
     "step, s": "a step",
@@ -135,31 +144,44 @@ def draw_panel(axes: Axes, name: str, several: list[dict[str, float]]) -> None:
     for cost, label in COSTS.items():
         axes.loglog(times, [one[cost] / several[0][cost] for one in several], marker="o", label=label)
     axes.loglog(times, times, color="0.7", linestyle="--", label="as the work grows")
-    axes.set_xlabel(f"{name}, times")
+    axes.set_xlabel(f"{GROWING[name].label}, times")
     axes.grid(color="0.9")
 
 
-def main() -> None:
+def arguments() -> Namespace:
+    """Read the command line."""
     parser = ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=GROWING, action="append", help="default: all")
     parser.add_argument("--largest", type=int, choices=FACTORS, default=FACTORS[-1], help="times the smallest work")
-    parser.add_argument("--picture", type=Path, default=PICTURE)
+    picture = "file of the picture; default: docs/images/growth.png if everything is measured, otherwise none"
+    parser.add_argument("--picture", type=Path, help=picture)
     parser.add_argument("--one", help="a measurement, as JSON")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def picture_of(given: Namespace) -> Path | None:
+    """Return where to draw; the published picture shows everything, and nothing less replaces it."""
+    is_whole = set(given.only or GROWING) == set(GROWING) and given.largest == FACTORS[-1]
+    return given.picture or (PICTURE if is_whole else None)
+
+
+def main() -> None:
+    """Measure, print the costs, and draw them."""
+    given = arguments()
     if given.one:
         print(json.dumps(measure(Work(*json.loads(given.one)))))
         return
     print(machine())
     found: dict[str, list[dict[str, float]]] = {}
     for name in given.only or GROWING:
-        setting, values = GROWING[name]
+        _, setting, values = GROWING[name]
         for value in values[: FACTORS.index(given.largest) + 1]:
             numbers, busy = measured_apart(Work()._replace(**{setting: value}))
             found.setdefault(name, []).append(numbers)
             costs = ", ".join(f"{cost} {numbers[cost]:.3g}" for cost in COSTS)
-            others = f" (others used {busy:.1f} cores)" if busy > BUSY else ""
-            print(f"{setting} {value}: {costs}{others}", flush=True)
-    draw(found, given.picture)
+            print(f"{setting} {value}: {costs}{note(busy)}", flush=True)
+    if picture := picture_of(given):
+        draw(found, picture)
 
 
 if __name__ == "__main__":

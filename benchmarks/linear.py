@@ -17,9 +17,9 @@ ROUNDS = 5
 LOOKUPS = 10_000
 LAYER = ((576, 576), (192, 576), (1536, 576), (576, 1536))
 HEAD = (49152, 576)
-# Of a step on 16 responses: one token each when sampling, then 17 + 32 through the layers, and 256 rows at a time
-# through the head.
-ROWS = {**dict.fromkeys(LAYER, (16, 16 * 48)), HEAD: (16, 256)}
+# Of a step on 16 responses: one token each when sampling, then all but the last, which predicts none, through the
+# layers, and 256 rows at a time through the head.
+ROWS = {**dict.fromkeys(LAYER, (16, 16 * (work.PROMPT + work.RESPONSE - 1))), HEAD: (16, 256)}
 SAMPLED = 16
 """Rows without gradients."""
 

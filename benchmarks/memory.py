@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 LORA = {"lora": {"rank": 16}}
-ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {"eos_token_ids": [257]}}
+ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {}}
 NOTHING = 4
 """Tokens of a prompt or example that is next to nothing."""
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -73,24 +73,41 @@ def make_model(folder: Path, hidden: int = 512, layers: int = 8, vocabulary: int
 def settings_of(name: str, model: Path, folder: Path, length: int | None = None) -> dict[str, Any]:
     """The settings of a case, with data of its length, or of another, written into the folder."""
     command, usual, given = CASES[name]
-    length = length or usual
+    from transformers import AutoConfig
+
+    from cavesson.models.load import load_tokenizer
+
+    length, tokenizer = length or usual, load_tokenizer(str(model))
     data = folder / "data.jsonl"
-    data.write_text("\n".join(json.dumps(_row(command, length, number)) for number in range(32)))
+    data.write_text("\n".join(json.dumps(_row(tokenizer, command, length, number)) for number in range(32)))
     path = {"path": str(model), **given.get("model", {})}
     settings = {"steps": 2, **given, "run": str(folder / "run"), "model": path, "data": {"path": str(data)}}
     if "sampling" in settings:
-        settings["sampling"] = {**settings["sampling"], "max_new_tokens": length}
+        # An end token outside the vocabulary: every response has its full length.
+        never = AutoConfig.from_pretrained(model).get_text_config().vocab_size
+        settings["sampling"] = {"max_new_tokens": length, "eos_token_ids": [never]}
     return {"command": command, "settings": settings}
 
 
-def _row(command: str, length: int, number: int) -> dict[str, str]:
-    """A row of data. No other row has its prompt: what is the same is read once."""
+def _row(tokenizer: Any, command: str, length: int, number: int) -> dict[str, str]:
+    """Return a row of data. No other row has its prompt: what is the same is read once."""
     if command in ("ppo", "grpo"):
-        return {"prompt": f"{number:a<{length}}"}
-    prompt, response = f"{number:a<{length // 2}}", "a" * (length // 2)
-    if command == "sft":
-        return {"prompt": prompt, "response": response}
-    return {"prompt": prompt, "chosen": response, "rejected": response[1:] + "b"}
+        return {"prompt": text_of(tokenizer, f"{number}", length)}
+    prompt = text_of(tokenizer, f"{number}", length // 2)
+    response, other = (text_of(tokenizer, start, length // 2) for start in "ab")
+    return {"prompt": prompt, "response": response} if command == "sft" else {
+        "prompt": prompt, "chosen": response, "rejected": other,
+    }  # fmt: skip
+
+
+def text_of(tokenizer: Any, start: str, length: int) -> str:
+    """Return a text of so many tokens with a given start: some tokenizers join equal letters, but not equal words."""
+    used = len(tokenizer(start).input_ids)
+    for unit in ("a", " a"):
+        text = start + unit * (length - used)
+        if len(tokenizer(text).input_ids) == length:
+            return text
+    raise SystemExit(f"no text of {length} tokens that starts with {start!r} was found for this tokenizer")
 
 
 def predict(case: dict[str, Any]) -> dict[str, float]:

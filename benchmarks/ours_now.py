@@ -28,8 +28,7 @@ def of_examples(given: Namespace, folder: Path, rows: list[dict[str, str]], mode
         "batch_size": given.batch,
         "model": {"path": model},
         "data": {"path": str(path), "max_length": example_work.MAX_LENGTH},
-        # Where TRL computes activations again to save memory, ours holds those of two examples at a time.
-        "update": {"micro_batch_size": 2},
+        "update": {"micro_batch_size": example_work.AT_ONCE},
     }
 
 
@@ -90,14 +89,14 @@ def main() -> None:
     """Print seconds, examples or tokens per second, and peak memory."""
     given = work.arguments(__doc__, tuple(RUNS))
     with TemporaryDirectory() as folder:
-        watch = Watch()
-        RUNS[given.mode](given, Path(folder)).run(watch)
+        watch, training = Watch(), RUNS[given.mode](given, Path(folder))
+        positions = work.count_positions(training.trainer.learner.model.model)
+        training.run(watch)
     seconds = watch.end - watch.begin
     if given.mode.startswith("grpo"):
         work.print_result(seconds, given.batch, given.steps, watch.peak)
-        return
-    speed = given.batch * given.steps / seconds
-    work.print_json({"seconds": seconds, "examples_per_second": speed, "peak_rss_gib": watch.peak})
+    else:
+        work.print_examples(seconds, given.batch, given.steps, watch.peak, positions)
 
 
 if __name__ == "__main__":

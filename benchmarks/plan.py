@@ -51,8 +51,7 @@ def settings_of(name: str, model: Path, folder: Path, shard: str, length: int | 
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """The own memory of each process and the seconds of a step and its stages."""
-    times: list[dict[str, float]] = []
+    """Return the own memory of the largest process and the processor time of a step."""
     one._train(case["nothing"])
     libraries = one.status("VmRSS")
     from cavesson.config import check
@@ -63,8 +62,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     busy: list[float] = []
     peaks: list[int] = []
 
-    def note(_step: int, metrics: dict[str, float]) -> None:
-        times.append(metrics)
+    def note(_step: int, _metrics: dict[str, float]) -> None:
         busy.append(process_time())
         peaks.append(one.status("VmHWM"))
 
@@ -72,9 +70,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     # The peak of the last step: after it, the first process gathers the whole model to save it.
     own = training.processes.of_all(peaks[-1] - libraries)
     spent = [after - before for before, after in pairwise(busy)]
-    names = [name for name in times[-1] if name.startswith("time/")]
-    seconds = {name: median(seen[name] for seen in times[1:]) for name in names}
-    return {"own": max(own), "time": seconds, "busy": max(training.processes.of_all(median(spent)))}
+    return {"own": max(own), "busy": max(training.processes.of_all(median(spent)))}
 
 
 def in_processes(count: int, case: dict[str, Any], what: str) -> dict[str, Any]:

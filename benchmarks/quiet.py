@@ -49,6 +49,11 @@ def _used_by_others() -> float:
     return float(used - sum(usage.ru_utime + usage.ru_stime for usage in own))
 
 
+def note(others: float) -> str:
+    """Return what to add to a result if other programs were busy in every attempt."""
+    return "" if others <= BUSY else f"; other programs used {others:.1f} cores"
+
+
 def machine() -> str:
     """Return the processor's name, its cores, and the load of the last minute."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []

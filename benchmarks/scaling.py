@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from quiet import machine, quietly, spread
+from quiet import machine, note, quietly, spread
 
 import cavesson
 
@@ -27,18 +27,25 @@ MODELS = {
 }
 
 
-def speed(folder: Path, algorithm: str, flags: Mapping[str, object], processes: int, threads: int) -> float:
-    """Return the tokens per second of a run's steps but the first, as its record says."""
+def speed(
+    folder: Path, algorithm: str, flags: Mapping[str, object], processes: int, threads: int
+) -> tuple[float, float]:
+    """Return the tokens per second of the quietest attempt, and how many cores other programs used meanwhile."""
     given = {**flags, "run": folder, "processes": processes}
     words = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "cavesson", algorithm, *words]
 
-    def train() -> None:
+    def train() -> float:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return recorded_speed(folder)
 
-    quietly(train)
+    return quietly(train)
+
+
+def recorded_speed(folder: Path) -> float:
+    """Return the tokens per second of a run's steps but the first, as its record says."""
     run = cavesson.open(folder)
     lengths = run.rows(["step", "length"]).group_by("step").aggregate([("length", "sum")])
     tokens = dict(zip(lengths["step"].to_pylist(), lengths["length_sum"].to_pylist(), strict=True))
@@ -60,7 +67,9 @@ def compare(algorithm: str, model: str, rows: int, length: int, rounds: int) -> 
         for number in range(rounds):
             for name, (processes, threads) in LAYOUTS.items():
                 place = Path(folder) / f"{number}-{processes}-{threads}"
-                found[name].append(speed(place, algorithm, flags, processes, threads))
+                value, others = speed(place, algorithm, flags, processes, threads)
+                found[name].append(value)
+                print(f"  {number + 1} {name:28} {value:.3g} tokens/s{note(others)}", flush=True)
     print(f"{algorithm}, {model}, {rows} responses of {length} tokens, {rounds} rounds in turns")
     for name, values in found.items():
         print(f"  {name:28} {spread(values)} tokens/s")

@@ -169,7 +169,11 @@ def prepare(run: OpenRun, folder: Path) -> list[Ours | Tantivy]:
 
 
 def build(run: OpenRun, engines: list[Ours | Tantivy]) -> list[Array]:
-    """Index all responses with every engine, print what it takes, and return what a scan finds for each query."""
+    """Index all responses with every engine and print what it takes.
+
+    Returns:
+        What a scan of the first `CHECKED` rows finds for each query.
+    """
     snapshot, truths = run.snapshot(), []
     seconds = np.zeros((len(engines), 2))
     for turn, first in enumerate(range(0, snapshot.rows, BLOCK)):
@@ -198,7 +202,11 @@ def scan(responses: list[str], reward: Array) -> Array:
 
 
 def ask(run: OpenRun, engine: Ours | Tantivy, query: Selection, truth: Array, whole: bool) -> tuple[float, float, bool]:
-    """Search as the board does; return milliseconds to the first page, to the last hit, and whether all are right."""
+    """Search as the board does.
+
+    Returns:
+        Milliseconds to the first page and to the last hit, and whether all rows that the truth covers are right.
+    """
     run.cache, snapshot = Cache(), run.snapshot()
     replaced = {name: getattr(engine, name) for name in ("candidates", "holding", "is_exact")}
     with patch.multiple(search, **replaced), patch("cavesson.board.selection.matches", engine.matches):
@@ -225,7 +233,8 @@ def compare(board: Board, folder: Path) -> None:
         for number in np.roll(range(len(engines)), turn + i):
             answers[number, i, turn] = ask(board.run(0), engines[number], query, truths[i], whole=turn == 0)
         print(f"round {turn}: {query.q!r:14}", *answers[:, i, turn, 1].round(), flush=True)
-    print(f"\n{'milliseconds':24}{'first page: p50, p95 (range)':>30}{'all hits: p50, p95':>22}   right")
+    checked = f"right in the first {CHECKED:,} rows"
+    print(f"\n{'milliseconds':24}{'first page: p50, p95 (range)':>30}{'all hits: p50, p95':>22}   {checked}")
     for kind, (number, engine) in product([*QUERIES, ""], enumerate(engines)):
         some = answers[number, [i for i, (one, _) in enumerate(queries) if kind in (one, "")]]
         rounds, last = np.quantile(some[:, :, 0], [0.5, 0.95], axis=0), np.quantile(some[:, 0, 1], [0.5, 0.95])

@@ -1,7 +1,8 @@
 """TRL 1.16 on the work of work.py and example_work.py: SFT, reward model and GRPO, all weights trained, float32.
 
-TRL computes activations again in the backward pass unless told otherwise; `--mode …-kept` keeps them, which is faster
-and takes more memory.
+SFT and the reward model learn from two examples at a time, as ours do, and TRL pads them to the longer one. TRL
+computes activations again in the backward pass unless told otherwise; `--mode …-kept` keeps them, which is faster and
+takes more memory.
 """
 
 from argparse import Namespace
@@ -34,10 +35,17 @@ def common(given: Namespace, folder: str, checkpointing: bool) -> dict[str, Any]
     }
 
 
+def examples(given: Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the same settings with micro-batches, and the same optimiser steps."""
+    size = example_work.AT_ONCE
+    parts = {"per_device_train_batch_size": size, "gradient_accumulation_steps": given.batch // size}
+    return {**config, **parts, "max_length": example_work.MAX_LENGTH}
+
+
 def sft(given: Namespace, config: dict[str, Any]) -> SFTTrainer:
     return SFTTrainer(
         AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32),
-        SFTConfig(**config, max_length=example_work.MAX_LENGTH),
+        SFTConfig(**examples(given, config)),
         train_dataset=Dataset.from_list(example_work.demonstrations(given.batch * given.steps)),
         processing_class=AutoTokenizer.from_pretrained(given.model),
     )
@@ -46,7 +54,7 @@ def sft(given: Namespace, config: dict[str, Any]) -> SFTTrainer:
 def reward(given: Namespace, config: dict[str, Any]) -> RewardTrainer:
     return RewardTrainer(
         AutoModelForSequenceClassification.from_pretrained(f"{given.model}-classifier", dtype=torch.float32),
-        RewardConfig(**config, max_length=example_work.MAX_LENGTH),
+        RewardConfig(**examples(given, config)),
         train_dataset=Dataset.from_list(example_work.pairs(given.batch * given.steps)),
         processing_class=AutoTokenizer.from_pretrained(given.model),
     )
@@ -77,14 +85,14 @@ def main() -> None:
     name = given.mode.removesuffix("-kept")
     with TemporaryDirectory() as folder:
         trainer = TRAINERS[name](given, common(given, folder, checkpointing=name == given.mode))
+        positions = work.count_positions(trainer.model)
         start = perf_counter()
         trainer.train()
         seconds = perf_counter() - start
     if name == "grpo":
         work.print_result(seconds, given.batch, given.steps, work.peak_gib())
-        return
-    speed = given.batch * given.steps / seconds
-    work.print_json({"seconds": seconds, "examples_per_second": speed, "peak_rss_gib": work.peak_gib()})
+    else:
+        work.print_examples(seconds, given.batch, given.steps, work.peak_gib(), positions)
 
 
 if __name__ == "__main__":

@@ -49,3 +49,12 @@ def test_frozen_weights_have_no_gradients_of_their_own() -> None:
     # Of 7.6 billion weights, 0.54 billion are only looked up; the head is not applied to the prompt.
     assert whole == pytest.approx(6 * (6.53e9 * 576 + 0.545e9 * 512) + 6 * 28 * 3584 * 576**2, rel=0.01)
     assert adapters == pytest.approx(whole - 2 * (6.53e9 * 576 + 0.545e9 * 512), rel=0.01)
+
+
+def test_the_peak_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's data sheets with sparsity: H100 SXM 1,979, PCIe 1,513, NVL 1,671, H200 NVL 1,671; dense is half."""
+    names = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H100 NVL": 835, "NVIDIA H200": 989,
+             "NVIDIA H200 NVL": 835}  # fmt: skip
+    for name, peak in names.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
+        assert gpu.peak_tflops(torch.device("cuda"), None) == peak

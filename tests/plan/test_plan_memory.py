@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,12 +239,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", ["sft full 256", "ppo full 128"])
-def test_the_benchmark_has_no_prompt_twice(case: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_benchmark_has_no_prompt_twice(
+    case: str, model: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """What several rows have in common a run reads once, and then it takes less than its largest batch would."""
-    benchmark.settings_of(case, tmp_path, tmp_path)
+    settings = benchmark.settings_of(case, model, tmp_path)["settings"]
+    assert "sampling" not in settings or settings["sampling"]["eos_token_ids"] == [4096]  # one past the vocabulary
     rows = [json.loads(line)["prompt"] for line in (tmp_path / "data.jsonl").read_text().splitlines()]
     assert len(set(rows)) == len(rows) >= 16
     assert {len(tokenizer.encode(row)) for row in rows} == {{"sft": 128, "ppo": 64}[case[:3]]}
+
+
+def test_the_benchmark_counts_the_tokens_of_any_tokenizer() -> None:
+    """This one joins letters to words, as those of large models do."""
+
+    def words(text: str) -> Any:
+        return SimpleNamespace(input_ids=text.split())
+
+    assert benchmark.text_of(words, "17", 4) == "17 a a a"
+    with pytest.raises(SystemExit, match="no text of 3 tokens that starts with '1 2 3 4' was found"):
+        benchmark.text_of(words, "1 2 3 4", 3)
 
 
 @pytest.mark.slow

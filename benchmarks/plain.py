@@ -1,7 +1,8 @@
-"""The same work without Cavesson: PyTorch and transformers doing what no PPO can leave out, and nothing else.
+"""The same work without Cavesson: plain PyTorch and transformers, as somebody who knows them would write a PPO.
 
 Each model passes over the data as seldom as possible: the policy once to sample and once with gradients (those
 log-probabilities are the old ones as well), the critic once with gradients, reference and reward model once without.
+Adapters have the dtype of the model, as Cavesson's have.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,24 @@ from transformers import (
 CLIP, KL_COEF, LAMBDA, VALUE_COEF = 0.2, 0.05, 0.95, 0.1
 
 
+def positions_of(mask: Tensor) -> Tensor:
+    """Return the places of tokens in their rows, which are padded on the left."""
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
 @torch.no_grad()
-def sample(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """One response to each prompt, `[B, T]`."""
+def sample(model: PreTrainedModel, ids: Tensor, mask: Tensor, each: int = 1) -> Tensor:
+    """Return `each` responses to every prompt, `[B, T]`; the prompt is read once for all of them."""
     cache = DynamicCache(config=model.config)
     tokens: list[Tensor] = []
-    for _ in range(work.RESPONSE):
-        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+    for number in range(work.RESPONSE):
+        positions = positions_of(mask)[:, -ids.shape[1] :]
         logits = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
         ).logits[:, -1]
+        if number == 0 and each > 1:
+            cache.batch_repeat_interleave(each)
+            logits, mask = logits.repeat_interleave(each, 0), mask.repeat_interleave(each, 0)
         ids = logits.softmax(-1).multinomial(1)
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
         tokens.append(ids)
@@ -41,10 +50,10 @@ def sample(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def states(trunk: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """Hidden states from which the response tokens are predicted, `[B, T, H]`."""
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    hidden: Tensor = trunk(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)[0]
-    return hidden[:, -work.RESPONSE - 1 : -1]
+    """Return the hidden states from which the response tokens are predicted, `[B, T, H]`."""
+    ids, mask = ids[:, :-1], mask[:, :-1]
+    hidden: Tensor = trunk(input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=False)[0]
+    return hidden[:, -work.RESPONSE :]
 
 
 def logprobs(model: PreTrainedModel, hidden: Tensor, response: Tensor) -> Tensor:
@@ -94,7 +103,8 @@ def with_reference(folder: str) -> tuple[Any, nn.Module, Callable[[Tensor, Tenso
 def with_adapters(folder: str) -> tuple[Any, nn.Module, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """Return the same of one model with LoRA of rank 16 on all products but the vocabulary's."""
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=adapters_dtype())
-    adapted = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, config, autocast_adapter_dtype=False)
 
     def compared(ids: Tensor, mask: Tensor, response: Tensor) -> Tensor:
         with adapted.disable_adapter():
