@@ -41,8 +41,8 @@ class EventsQuery(Query):
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
     """Stream an event whenever the index of a run has grown.
 
-    The cursor tells how far the index of each run has progressed, such as ``640.0.1.640.20.0-1280.64.2.0.21.0``. A client
-    that reconnects with it immediately receives what was added in the meantime.
+    The cursor tells how far the index of each run has progressed, such as ``640.0.1.640.20.0-1280.64.2.0.21.0``. A
+    client that reconnects with it immediately receives what was added in the meantime.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
 
