@@ -44,9 +44,14 @@ def call_reward(
     given = _given(function, name, columns)
     with user_code(f"copying the data's columns for the reward {name}"):
         copies = deepcopy(dict(given))
-    with user_code(f"the reward {name}"):
-        result = function(list(prompts), list(responses), **copies)
-        result = dict(result) if isinstance(result, Mapping) else result
+    try:
+        with user_code(f"the reward {name}"):
+            result = function(list(prompts), list(responses), **copies)
+            result = dict(result) if isinstance(result, Mapping) else result
+    except UserCodeError:
+        raise
+    except UserError as error:  # a built-in reward failed, which a run can continue after too
+        raise UserCodeError(str(error)) from error
     try:
         return _parts(name, result, len(responses))
     except UserCodeError as error:

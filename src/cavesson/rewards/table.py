@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cavesson.errors import UserError
+from cavesson.errors import UserCodeError, UserError
 from cavesson.rewards.base import RewardFunction, call_reward, load_function
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.code import CodeReward
@@ -76,14 +76,14 @@ def score(
     """Call every reward and add up all parts, each multiplied by the weight of its reward.
 
     Raises:
-        UserError: two rewards return parts with the same name, or a reward fails.
+        UserCodeError: two rewards return parts with the same name, or a reward fails.
     """
     parts: dict[str, list[float]] = {}
     total = [0.0] * len(responses)
     for reward in rewards:
         for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
             if name in parts:
-                raise UserError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
+                raise UserCodeError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
             parts[name] = values
             total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
     return Scored(parts, total)
