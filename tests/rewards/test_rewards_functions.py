@@ -302,6 +302,22 @@ def test_a_rehearsal_calls_every_reward_once_on_the_first_rows(count):
 
 
 @pytest.mark.parametrize(
+    ("use", "columns", "said"),
+    [
+        ("exact_match", {"ground_truth": ["1", "2", None]}, "ground_truth is empty for prompt 'c'"),
+        ("exact_match", {"ground_truth": ["1", "2", r"\boxed{3"]}, "a box that is not closed for prompt 'c'"),
+        ("code", {"tests": ["pass", ["pass"], []]}, r"tests must be a text .* \(prompt 'c'\)"),
+    ],
+)
+def test_a_rehearsal_checks_the_columns_of_built_in_rewards_in_every_row(use, columns, said):
+    rewards = build_rewards([RewardSettings(use=use)], CPU)
+    good = {name: values[:2] for name, values in columns.items()}
+    rehearse(rewards, "ab", good)
+    with pytest.raises(UserError, match=said):
+        rehearse(rewards, "abc", columns)
+
+
+@pytest.mark.parametrize(
     ("settings", "part"),
     [
         ([{"use": "sentimental"}], "there is no reward 'sentimental'; use exact_match, lowercase, sentiment,"),

@@ -65,6 +65,16 @@ def exact_match(
     Raises:
         UserError: there is no column `ground_truth`, or one of its rows is empty or has an unclosed box.
     """
+    truths = right_answers(prompts, ground_truth)
+    return [float(matches(response, truth)) for response, truth in zip(responses, truths, strict=True)]
+
+
+def right_answers(prompts: Sequence[str], ground_truth: Sequence[Any] | None) -> list[str]:
+    """Return the right answers to some prompts as texts.
+
+    Raises:
+        UserError: there are none, or one of them is empty or has an unclosed box.
+    """
     if ground_truth is None:
         raise UserError("the reward exact_match needs a column ground_truth with the right answer of every prompt")
     for prompt, truth in zip(prompts, ground_truth, strict=True):
@@ -72,7 +82,7 @@ def exact_match(
             raise UserError(f"the reward exact_match: ground_truth is empty for prompt {prompt!r}")
         if _final(str(truth)) is None:
             raise UserError(f"the reward exact_match: ground_truth has a box that is not closed for prompt {prompt!r}")
-    return [float(matches(response, str(truth))) for response, truth in zip(responses, ground_truth, strict=True)]
+    return [str(truth) for truth in ground_truth]
 
 
 def matches(response: str, truth: str) -> bool:

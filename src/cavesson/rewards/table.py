@@ -9,8 +9,8 @@ import torch
 from cavesson.errors import UserCodeError, UserError
 from cavesson.rewards.base import RewardFunction, call_reward, load_function
 from cavesson.rewards.classifier import ClassifierReward
-from cavesson.rewards.code import CodeReward
-from cavesson.rewards.exact_match import exact_match
+from cavesson.rewards.code import CodeReward, tests_of
+from cavesson.rewards.exact_match import exact_match, right_answers
 from cavesson.rewards.http import HttpReward
 from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.pipeline import PipelineReward
@@ -59,15 +59,30 @@ def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> t
 def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
     """Call every reward once, with an empty and a short response to the first two prompts of the data.
 
-    This detects errors in rewards before a model is loaded and before anything is written.
+    This detects errors in rewards before a model is loaded and before anything is written. Built-in rewards also check
+    their columns in all rows.
 
     Raises:
         UserError: a reward takes other arguments, needs a column that the data does not have, raises an exception, or
             does not return one number per response.
     """
+    check_columns(rewards, prompts, columns)
     responses = ["", "Yes."][: len(prompts)]
     rows = {name: list(values[: len(responses)]) for name, values in columns.items()}
     score(rewards, prompts[: len(responses)], responses, rows)
+
+
+def check_columns(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Check the columns that built-in rewards need, in every row.
+
+    Raises:
+        UserError: a column is missing, or one of its rows cannot be used.
+    """
+    for reward in rewards:
+        if reward.function is exact_match:
+            right_answers(prompts, columns.get("ground_truth"))
+        elif isinstance(reward.function, CodeReward):
+            tests_of(prompts, columns.get("tests"))
 
 
 def score(

@@ -28,7 +28,7 @@ from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.shaping import Shaping
-from cavesson.rewards.table import Reward, build_rewards, rehearse
+from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
@@ -189,6 +189,8 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
 
 def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
     """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
+    if prompts.held_out is not None:
+        check_columns(rewards, prompts.held_out.texts, prompts.held_out.columns)
     if settings.sampling.max_staleness:
         with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
             thread.submit(rehearse, rewards, prompts.texts, prompts.columns).result()
