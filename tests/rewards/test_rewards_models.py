@@ -1,5 +1,6 @@
 """Rewards that are models, against the logits of these models scored one by one and without padding."""
 
+import copy
 import threading
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_classifier_s_logit(folders, tokenizer, kind, batch_size):
     expected = logits(folders, tokenizer, kind)[:, label].tolist()
     assert len({round(x, 3) for x in expected}) == 3
     assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_pad_token_without_an_embedding_is_refused(folders, tokenizer, tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    added = copy.deepcopy(tokenizer)
+    added.add_special_tokens({"pad_token": "[PAD]"})
+    added.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the pad token is token 258, but the model has embeddings for 258 tokens"):
+        ClassifierReward(str(tmp_path))
 
 
 def test_a_classifier_s_probability(folders, tokenizer):

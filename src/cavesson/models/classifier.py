@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from cavesson.errors import UserError
-from cavesson.models.load import load_classifier, model_folder, prepare, resolve
+from cavesson.models.load import check_pad, load_classifier, model_folder, prepare, resolve
 from cavesson.models.mapped import forward_dtype
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.trained import load_start
@@ -33,6 +33,7 @@ def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -
     if is_classifier(settings.path):
         return load_scalar_classifier(settings, mapped)
     base = load_start(settings, settings.quantization, mapped, settings.device)
+    check_pad(settings.path, base, pad)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:

@@ -47,6 +47,12 @@ def probe_ids(model: nn.Module, count: int) -> Tensor:
     return (torch.arange(count, device=inner.device) + 2) % vocabulary
 
 
+def embedding_rows(model: nn.Module) -> int:
+    """Return the number of tokens that have an embedding."""
+    embeddings: Any = causal(model).get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
 def output_head(model: nn.Module) -> Head:
     """Return the language-model head, with the scale and the soft-cap of its config."""
     inner = causal(model)

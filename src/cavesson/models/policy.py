@@ -20,7 +20,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.parts import causal, check_head, output_head, trunk
+from cavesson.models.parts import causal, check_head, embedding_rows, output_head, trunk
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
@@ -295,18 +295,12 @@ def _critic(
     is_reward_model = is_classifier(start.path)
     load = load_scalar_classifier if is_reward_model else load_start
     other: PreTrainedModel = load(start, mapped=mapped)
-    if _vocabulary(other) != _vocabulary(model):
+    if embedding_rows(other) != embedding_rows(model):
         raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
     head = getattr(other, "score", None) if is_reward_model else None
     if is_reward_model and not isinstance(head, nn.Linear):
         raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")
     return trunk(other).requires_grad_(True), head
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    """Return the number of rows of the input embedding."""
-    embeddings: Any = model.get_input_embeddings()
-    return int(embeddings.weight.shape[0])
 
 
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:

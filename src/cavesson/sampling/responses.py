@@ -133,10 +133,10 @@ class Growing:
         """Return the places, in ``rows``, of those that have not ended."""
         return [place for place, row in enumerate(rows) if not self.reasons[row]]
 
-    def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
+    def responses(self, logprobs: Tensor, versions: Tensor) -> Responses:
         """Return the responses; of the other columns, which have all tokens, only what belongs to these is kept."""
         width = max(2, max(map(len, self.ids)))  # the least that a batch keeps (`Batch._cut`)
-        padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in self.ids])
         lengths = torch.tensor([len(ids) for ids in self.ids])
         mask = (torch.arange(width) < lengths[:, None]).float()
         logprobs, versions = (pad_to(column, width) for column in (logprobs, versions))
@@ -168,14 +168,13 @@ def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: 
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def joined(parts: Sequence[Responses], pad: int) -> Responses:
+def joined(parts: Sequence[Responses]) -> Responses:
     """Join parts of a batch, padded to the longest response."""
     width = max(part.mask.shape[1] for part in parts)
 
-    def stack(name: str, value: int = 0) -> Tensor:
-        columns = [getattr(part, name) for part in parts]
-        return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1]), value=value) for c in columns])
+    def stack(name: str) -> Tensor:
+        return torch.cat([pad_to(getattr(part, name), width) for part in parts])
 
     reasons = [reason for part in parts for reason in part.finish_reasons]
-    columns = stack("response_ids", pad), stack("mask"), stack("sampler_logprob")
+    columns = stack("response_ids"), stack("mask"), stack("sampler_logprob")
     return Responses(*columns, reasons, stack("versions"))

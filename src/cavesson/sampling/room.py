@@ -1,12 +1,14 @@
 """Checks that prompts and responses fit into the model's context and into memory."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.device_memory import free_memory
-from cavesson.models.parts import UNSUPPORTED, causal, probe_ids, trunk
+from cavesson.models.parts import UNSUPPORTED, causal, embedding_rows, probe_ids, trunk
 
 BYTES_PER_TOKEN = 100
 """Of a response while it is sampled, on CPU: its random number (three copies of 8 bytes), its id as a Python number
@@ -43,6 +45,21 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
                 f"of memory on {place}, and {free / 2**30:,.1f} GiB are free; reduce sampling.max_new_tokens or the "
                 "batch size"
             )
+
+
+def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
+    """Check that every token of some prompts has an embedding.
+
+    Raises:
+        UserError: one has none.
+    """
+    rows = embedding_rows(model)
+    largest = max((max(ids) for ids in prompts), default=0)
+    if largest >= rows:
+        raise UserError(
+            f"a prompt has the token {largest}, but the model has embeddings for {rows:,} tokens only: the tokenizer "
+            "belongs to another model, or tokens were added to it without model.resize_token_embeddings"
+        )
 
 
 def position_limit(config: PretrainedConfig) -> int | None:

@@ -18,7 +18,7 @@ from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
-from cavesson.models.mapped import in_memory, is_mapped
+from cavesson.models.mapped import in_memory
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
@@ -31,6 +31,7 @@ from cavesson.rewards.shaping import Shaping
 from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
+from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer, saved_model
@@ -42,6 +43,7 @@ from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
+from cavesson.train.remarks import loading_remarks, sampling_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 
@@ -133,7 +135,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
-    whole_reads = _whole_reads(policy, processes)
+    whole_reads = loading_remarks(policy, processes)
     bare = _placed(policy, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
@@ -158,7 +160,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         kl_coef=settings.kl.coef,
         updates=settings.update,
         held_out=_held_out(settings, collector),
-        remarks=[*_remarks(settings, prompts), *whole_reads, *sampling_remarks(sampler)],
+        remarks=[*settings_remarks(settings, prompts), *whole_reads, *sampling_remarks(sampler)],
     )
 
 
@@ -198,42 +200,6 @@ def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: Promp
         rehearse(rewards, prompts.texts, prompts.columns)
 
 
-def sampling_remarks(sampler: Engine) -> list[str]:
-    """Return a note for the user if a GPU samples more slowly than it could."""
-    if not isinstance(sampler, Sampler) or sampler.decoding.unrecorded is None:
-        return []
-    return [f"sampling does not use a CUDA graph, which would be faster: {sampler.decoding.unrecorded}"]
-
-
-def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
-    """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
-    notes: list[str] = []
-    for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
-        notes += [] if some is None else _remarks_on(some, name)
-    importance = getattr(settings.algorithm, "importance", 0.0)
-    if settings.sampling.max_staleness and not importance:
-        notes.append("responses are sampled by older weights, and no importance weights correct for it")
-    weakness = settings.kl_use.weakness
-    if settings.kl.coef and weakness:
-        notes.append(weakness)
-    filters = settings.sampling.filters
-    if filters:
-        notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")
-    return notes
-
-
-def _remarks_on(prompts: PromptSet, name: str) -> list[str]:
-    """Return notes on prompts, in which `name` is theirs."""
-    dropped, notes = prompts.dropped, list(prompts.notes)
-    if dropped:
-        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
-        count = len(dropped) + len(prompts)
-        notes.append(
-            f"{len(dropped)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
-        )
-    return notes
-
-
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
     """Load the model that the run starts from, without adapters."""
     _seed_initial_weights(settings.seed)  # adapters are initialised at random
@@ -267,6 +233,7 @@ def _engine(
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
+    check_embedded(policy.model, (*prompts.ids, *held_out))
     longest = max(map(len, (*prompts.ids, *held_out)))
     if sampling.engine == "transformers":
         rows = len(processes.share(settings.batch_size))
@@ -324,7 +291,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model))
-    remarks = _whole_reads(role, processes)
+    remarks = loading_remarks(role, processes)
     bare = _placed(role, processes)
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
@@ -341,17 +308,6 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         settings=settings,
         examples=examples,
     )
-
-
-def _whole_reads(role: Any, processes: Processes) -> list[str]:
-    """Return a note for the user on models that every process has read as a whole, although they will be sharded."""
-    models = {"model": role.model}
-    if isinstance(role, Policy):
-        models |= {"critic": role.critic, "reference": role.frozen_reference}
-    read = [name for name, model in models.items() if model is not None and not is_mapped(model)]
-    if processes.mesh is None or not read:
-        return []
-    return [f"every process reads the whole {' and '.join(read)} before sharding (see Loading in docs/parallel.md)"]
 
 
 def _placed(role: Any, processes: Processes) -> Any:
