@@ -203,6 +203,10 @@ def test_scores_do_not_depend_on_dropout(config):
         ({"reference": ReferenceSettings(kind="adapters-off")}, '"adapters-off" needs model.lora'),
         ({"lora": LoraSettings(targets=("no_such_layer",))}, "model.lora.targets ['no_such_layer']"),
         ({"lora": LoraSettings(targets=("q_proj", "lm_head"))}, "include the output head"),
+        (
+            {"lora": LoraSettings(targets=("q_proj", "embed_tokens"))},
+            "include the input embedding, which is the output",
+        ),
     ],
 )
 def test_contradictions_are_explained(settings, part):
@@ -210,6 +214,26 @@ def test_contradictions_are_explained(settings, part):
         policy_of(**settings)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_embedding_that_is_not_the_head_can_have_an_adapter(tmp_path):
+    model = prepare(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, tie_word_embeddings=False)))
+    policy = policy_of(model, lora=LoraSettings(targets=("q_proj", "embed_tokens")))
+    assert any("embed_tokens.lora" in name for name, _ in policy.named_parameters())
+
+
+def test_quantized_weights_are_not_trained_without_adapters():
+    """Those of a checkpoint that was saved with fewer bits are not known from the settings."""
+
+    def quantized():
+        model = sharp_model()
+        model.hf_quantizer = object()  # as transformers leaves it
+        return model
+
+    with pytest.raises(UserError, match=r"has quantized weights, which cannot be trained; add model\.lora"):
+        policy_of(quantized())
+    with pytest.raises(UserError, match=r"critic's start .* has quantized weights"):
+        policy_of(quantized(), value=ValueSettings(kind="separate"))
 
 
 def test_a_reference_whose_head_is_not_known_is_refused():

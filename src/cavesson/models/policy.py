@@ -20,7 +20,8 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.parts import causal, check_head, embedding_rows, output_head, trunk
+from cavesson.models.parts import adapts_shared, causal, check_head, embedding_rows, output_head, trunk
+from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
@@ -290,11 +291,13 @@ def _critic(
         return "trunk", None
     start = value.start(settings.dtype)
     if start is None:
+        check_trainable(model, f"the critic's start {settings.path}")
         own = trunk(model)
         return (aliased(own) if mapped else copy.deepcopy(own)).requires_grad_(True), None
     is_reward_model = is_classifier(start.path)
     load = load_scalar_classifier if is_reward_model else load_start
     other: PreTrainedModel = load(start, mapped=mapped)
+    check_trainable(other, f"the critic {start.path}")
     if embedding_rows(other) != embedding_rows(model):
         raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
     head = getattr(other, "score", None) if is_reward_model else None
@@ -307,12 +310,14 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
     """Add adapters to a model if its settings ask for them; a classifier's head is trained as well.
 
     Raises:
-        UserError: `model.lora.targets` does not fit the model, or includes the output head.
+        UserError: `model.lora.targets` does not fit the model, or includes its head or what is the same tensor,
+            or the weights are quantized and there would be no adapters.
     """
     lora = settings.lora
     if lora is None:
+        check_trainable(model, settings.path)
         return model
-    if settings.quantization is not None:
+    if is_quantized(model):
         # PEFT's gradient checkpointing needs training mode; `recompute_layers` does not.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
@@ -338,6 +343,11 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
+    if adapts_shared(wrapped):
+        raise UserError(
+            f"model.lora.targets {targets} include the input embedding, which is the output head of this model too: "
+            "merged, the adapter would change both; remove it"
+        )
     return wrapped
 
 

@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.cluster.connection import is_on_ray
+from cavesson.config_paths import full_path
 from cavesson.data.chat import read_template
 from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
 from cavesson.errors import UserError
@@ -88,15 +90,25 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
 def as_loaded(settings: RolloutRun | ExampleRun, model: PreTrainedModel) -> RolloutRun | ExampleRun:
     """Return the settings of a run with the dtype of its model object, which a reference or critic is loaded in too.
 
+    Without a path in the settings, it is the name of the object, empty if that was not loaded from anywhere: adapters
+    are saved with it.
+
     Raises:
-        UserError: a setting of how the model is loaded has no effect, because the object is already loaded.
+        UserError: the object has adapters, or a setting of how the model is loaded has no effect, because the object is
+            already loaded.
     """
+    if isinstance(model, PeftModel):
+        raise UserError(
+            "model= has PEFT adapters; pass its base and set model.lora to train new ones, or merge them first: "
+            "model.merge_and_unload()"
+        )
     for name in ("gguf_file", "quantization", "new"):
         settings.refuse(f"model.{name}", "beside a model object, which is already loaded")
     given, dtype = settings.model, str(model.dtype).removeprefix("torch.")
     if "dtype" in given.model_fields_set and given.dtype != dtype:
         raise UserError(f"model.dtype {given.dtype} contradicts the model object, which is in {dtype}")
-    return settings.model_copy(update={"model": given.model_copy(update={"dtype": dtype})})
+    path = given.path if "path" in given.model_fields_set else full_path(model.name_or_path)
+    return settings.model_copy(update={"model": given.model_copy(update={"dtype": dtype, "path": path})})
 
 
 def check_place(name: str, start: StartSettings) -> None:
