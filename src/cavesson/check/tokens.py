@@ -8,7 +8,7 @@ from cavesson.data.chat import Chat
 from cavesson.data.types import Turn
 from cavesson.data.view import has_conversations
 from cavesson.errors import UserError
-from cavesson.sampling.room import position_limit
+from cavesson.models.parts import position_limit
 
 
 def check_tokens(

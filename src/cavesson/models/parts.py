@@ -74,6 +74,16 @@ def embedding_rows(model: nn.Module) -> int:
     return int(embeddings.weight.shape[0])
 
 
+def position_limit(config: PretrainedConfig) -> int | None:
+    """Return the maximum number of tokens in a sequence that the model supports, or None if it has no such limit."""
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    if most <= 0 or "factor" not in rope:
+        return most if most > 0 else None
+    return max(most, int(rope["factor"] * (rope.get("original_max_position_embeddings") or most)))
+
+
 def output_head(model: nn.Module) -> Head:
     """Return the language-model head, with the scale and the soft-cap of its config."""
     inner = causal(model)

@@ -14,9 +14,8 @@ from cavesson.data.load import load
 from cavesson.data.prompts import padded_prompts
 from cavesson.data.types import Demonstration
 from cavesson.errors import UserError
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
-from cavesson.sampling.room import position_limit
 from cavesson.tools.settings import HeldOutTextSettings
 
 _LONGEST_WINDOW = 1024
