@@ -9,7 +9,7 @@ import pytest
 import torch
 from batch_helpers import ALONE, every
 from torch import Tensor
-from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
+from train_helpers import LORA, PROMPTS, build, farthest, finish, quiet, rollouts, uneven, weights
 
 import cavesson
 from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
@@ -233,6 +233,13 @@ def test_prompts_that_are_too_long_are_named_by_their_rows(tmp_path: Path) -> No
     training = build(tmp_path / "run", {"prompts": prompts}, data={"max_prompt_tokens": 4})
     note = "2 of 4 prompts are longer than data.max_prompt_tokens and were dropped: rows 2, 4"
     assert note in training.trainer.notes()
+
+
+def test_a_held_out_prompt_without_an_answer_is_found_before_the_run(tmp_path: Path) -> None:
+    prompts = {"prompt": list(PROMPTS), "ground_truth": [*"12345", ""]}
+    changes = {"data": {"validation": 0.2}, "rewards": [{"use": "exact_match"}]}
+    with pytest.raises(UserError, match=f"ground_truth is empty for prompt '{PROMPTS[-1]}'"):
+        build(tmp_path / "run", {"prompts": prompts, "rewards": None}, **changes)
 
 
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:

@@ -138,6 +138,18 @@ def test_an_object_with_adapters_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_list_of_functions_is_a_list_of_rewards(tmp_path: Path) -> None:
+    def short(prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+        return [-len(response) / 10 for response in responses]
+
+    rewards = [uneven, short, cavesson.Reward("twice", short, 2.0)]
+    cavesson.Training(settings(tmp_path / "run", steps=1), prompts=PROMPTS, rewards=rewards).run(quiet)
+    for row in cavesson.open(tmp_path / "run").rows().to_pylist():
+        parts = dict(row["reward_parts"])
+        assert list(parts) == ["uneven", "short", "twice"] and parts["twice"] == parts["short"]
+        assert row["reward"] == pytest.approx(parts["uneven"] + 3 * parts["short"])
+
+
 def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
     given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
     made = settings(tmp_path / "run")

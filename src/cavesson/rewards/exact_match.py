@@ -32,11 +32,15 @@ _SPELLINGS = (
     (r"\\ |\\q?quad(?![a-zA-Z])", " "),
     (r"\\(?=[$%])", ""),
     (r"\^\{?\\circ\}?|\\degree", "°"),
-    (r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*\{?\s*([+-]?\d+)\s*\}?", r"e\1"),
+    (r"(?<!\s)\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*(?:\{\s*)?([+-]?\d+)\s*\}?", r"e\1"),
     (r"([\^_])\{(\w)\}", r"\1\2"),
-    (r"(?<![\w)}])([+-])\s*[$€£¥]?\s*(?=[\d.])", r"\1"),
+    (r"(?<![\w)}])([+-])\s*(?:[$€£¥]\s*)?(?=[\d.])", r"\1"),
+    (r"_{3,}", "__"),
 )
-"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order."""
+"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order.
+
+Responses may be long runs of one character, so no run may be read from each of its characters on.
+"""
 
 
 class _Answer(NamedTuple):

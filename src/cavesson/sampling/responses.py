@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.errors import UserError
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
@@ -23,11 +24,20 @@ class StopTexts:
     Args:
         tokenizer: decodes ids to text, from which special tokens are omitted.
         stop: the stop texts, which may be special tokens; if empty, no response is ever cut.
+
+    Raises:
+        UserError: a stop text contains a special token, and is not one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        for text in stop:
+            if text not in special and any(name in text for name in special if name):
+                raise UserError(
+                    f"the stop text {text!r} has a special token beside other text, and is never found, because "
+                    "the text of a response has no special tokens; stop at the token, or at the text without it"
+                )
         # Special tokens are not part of the decoded text, so they are found by their ids.
         self.special = {special[text] for text in stop if text in special}
         self.stop = tuple(text for text in stop if text not in special)

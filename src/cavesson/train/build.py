@@ -57,7 +57,7 @@ class Inputs:
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
-    rewards: RewardFunction | Sequence[Reward] | None = None
+    rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -358,10 +358,11 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
         rewards = remote_rewards(settings.rewards, workers, settings.ray.timeout)
     elif inputs.rewards is None:
         rewards = build_rewards(settings.rewards, device)
-    elif callable(inputs.rewards):
-        rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)
     else:
-        rewards = tuple(inputs.rewards)
+        given = [inputs.rewards] if callable(inputs.rewards) else inputs.rewards
+        rewards = tuple(
+            one if isinstance(one, Reward) else Reward(getattr(one, "__name__", "reward"), one) for one in given
+        )
     if not rewards:
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards
