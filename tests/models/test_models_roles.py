@@ -1,5 +1,7 @@
 """Policy, critic and reference over as few weights as possible."""
 
+import json
+
 import pytest
 import torch
 from models_helpers import batch, gradients, policy_of, scramble, sharp_model
@@ -250,3 +252,22 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
         policy_of(reference=ReferenceSettings(kind="model", path=str(tmp_path / "wide")))
     with pytest.raises(UserError, match=r"the critic .* has a different vocabulary"):
         policy_of(value=ValueSettings(kind="separate", path=str(tmp_path / "wide")))
+
+
+def test_tokenizers_decide_whether_vocabularies_are_the_same(tmp_path, tokenizer):
+    """Qwen 2.5 has 151,936 embeddings in its 3B and 152,064 in its 7B model, and one tokenizer."""
+    wide = tiny_model(hidden=32)
+    wide.resize_token_embeddings(300)
+    wide.save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    path = str(tmp_path / "wide")
+    policy = policy_of(reference=ReferenceSettings(path=path), value=ValueSettings(path=path))
+    assert policy.reference_logprob(batch()).shape == policy(batch()).logprob.shape
+    content = json.loads((tmp_path / "wide" / "tokenizer.json").read_text())
+    first, second = list(content["model"]["vocab"])[-2:]
+    content["model"]["vocab"] |= {first: content["model"]["vocab"][second], second: content["model"]["vocab"][first]}
+    tiny_model(hidden=32).save_pretrained(tmp_path / "other")  # as many tokens as the policy
+    tokenizer.save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the reference .* has a different vocabulary"):
+        policy_of(reference=ReferenceSettings(path=str(tmp_path / "other")))

@@ -15,6 +15,7 @@ import cavesson
 from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.errors import NonFiniteError, UserError
 from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.optimizer import Optimizer
@@ -240,6 +241,17 @@ def test_a_held_out_prompt_without_an_answer_is_found_before_the_run(tmp_path: P
     changes = {"data": {"validation": 0.2}, "rewards": [{"use": "exact_match"}]}
     with pytest.raises(UserError, match=f"ground_truth is empty for prompt '{PROMPTS[-1]}'"):
         build(tmp_path / "run", {"prompts": prompts, "rewards": None}, **changes)
+
+
+def test_the_exact_kl_needs_a_reference_of_the_same_size(tmp_path: Path) -> None:
+    wide: Any = tiny_model()
+    wide.resize_token_embeddings(300)
+    wide.save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    reference = {"reference": {"path": str(tmp_path / "wide")}}
+    build(tmp_path / "run", kl={"estimator": "k1"}, **reference)
+    with pytest.raises(UserError, match="the reference has 300 of them, the policy 258; use another estimator"):
+        build(tmp_path / "run", kl={"estimator": "full"}, **reference)
 
 
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:

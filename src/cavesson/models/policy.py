@@ -20,13 +20,14 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.parts import adapts_shared, causal, check_head, embedding_rows, output_head, trunk
+from cavesson.models.parts import adapts_shared, causal, check_head, output_head, trunk
 from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
 from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
+from cavesson.models.vocabulary import check_vocabulary
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import full_kl, token_logprobs
 from cavesson.types import Batch, Scores
@@ -269,18 +270,8 @@ def _reference(
     start = reference.start(settings.dtype)
     assert start is not None, "ReferenceSettings refuses a model without a path"
     other = load_start(start, mapped=mapped).requires_grad_(False)
-    check_vocabulary(other, start.path, model, settings.path)
+    check_vocabulary(other, "reference", start, model, settings)
     return other
-
-
-def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
-    """Check that reference and policy have vocabularies of the same size.
-
-    Raises:
-        UserError: they do not.
-    """
-    if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
-        raise UserError(f"the reference {path} has a different vocabulary from the policy {policy_path}")
 
 
 def _critic(
@@ -298,8 +289,7 @@ def _critic(
     load = load_scalar_classifier if is_reward_model else load_start
     other: PreTrainedModel = load(start, mapped=mapped)
     check_trainable(other, f"the critic {start.path}")
-    if embedding_rows(other) != embedding_rows(model):
-        raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
+    check_vocabulary(other, "critic", start, model, settings)
     head = getattr(other, "score", None) if is_reward_model else None
     if is_reward_model and not isinstance(head, nn.Linear):
         raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")

@@ -21,7 +21,7 @@ from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, output_head
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton
@@ -147,6 +147,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
+    _check_full_kl(settings, policy)
     whole_reads = loading_remarks(policy, processes)
     bare = _placed(policy, processes)
     before = fingerprint(causal(policy.model))
@@ -286,6 +287,18 @@ def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
         settings.shares_prompts,
         settings.maps_weights,
     )
+
+
+def _check_full_kl(settings: RolloutRun, policy: Policy) -> None:
+    reference = policy.frozen_reference
+    if settings.kl_estimator != "full" or reference is None:
+        return
+    theirs, mine = (output_head(one.model).weight.shape[0] for one in (reference, policy))
+    if theirs != mine:
+        raise UserError(
+            f'kl.estimator "full" compares probabilities of all tokens, and the reference has {theirs:,} of them, the '
+            f"policy {mine:,}; use another estimator, or a reference of the same size"
+        )
 
 
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
