@@ -254,6 +254,16 @@ def test_the_exact_kl_needs_a_reference_of_the_same_size(tmp_path: Path) -> None
         build(tmp_path / "run", kl={"estimator": "full"}, **reference)
 
 
+@pytest.mark.parametrize(("ends", "count"), [("<|endoftext|>", 0), ("<|pad|>", 1)])
+def test_a_turn_whose_end_does_not_end_a_response_is_said(tmp_path: Path, ends: str, count: int) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": [{"role": "user", "content": "Hi"}]}\n' * 4)
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}" + ends + "{% endfor %}")
+    data = {"path": str(tmp_path / "data.jsonl"), "template": str(tmp_path / "template")}
+    notes = build(tmp_path / "run", {"prompts": None}, data=data).trainer.notes()
+    said = f"a turn of the assistant ends with {ends}, which does not end a response"
+    assert sum(note.startswith(said) and "sampling.eos_token_ids = [1]" in note for note in notes) == count
+
+
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:
     changes = {"sampling": {"stop": ["zz", "\n"], "max_new_tokens": 6}, "cleaning": {"cut": ["next_line"]}}
     training = build(tmp_path / "run", **changes)

@@ -45,7 +45,7 @@ from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.remarks import loading_remarks, sampling_remarks, settings_remarks
+from cavesson.train.remarks import ending_remarks, loading_remarks, sampling_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 
@@ -173,7 +173,12 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         kl_coef=settings.kl.coef,
         updates=settings.update,
         held_out=_held_out(settings, collector),
-        remarks=[*settings_remarks(settings, prompts), *whole_reads, *sampling_remarks(sampler)],
+        remarks=[
+            *settings_remarks(settings, prompts),
+            *whole_reads,
+            *ending_remarks(settings, tokenizer, sampler),
+            *sampling_remarks(sampler),
+        ],
     )
 
 

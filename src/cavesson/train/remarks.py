@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.data.prompts import PromptSet
+from cavesson.data.view import assistant_turn_end
 from cavesson.models.mapped import is_mapped
 from cavesson.models.policy import Policy
 from cavesson.processes import Processes
@@ -26,6 +29,17 @@ def settings_remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     if filters:
         notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")
     return notes
+
+
+def ending_remarks(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, sampler: Engine) -> list[str]:
+    """Return a note for the user if responses go on after the end of the assistant's turn."""
+    token = assistant_turn_end(settings.data, tokenizer)
+    if token is None or token in sampler.eos.tolist():
+        return []
+    return [
+        f"a turn of the assistant ends with {tokenizer.convert_ids_to_tokens(token)}, which does not end a response: "
+        f"responses continue after it up to the length limit; set sampling.eos_token_ids = [{token}]"
+    ]
 
 
 def _prompt_remarks(prompts: PromptSet, name: str) -> list[str]:
