@@ -60,7 +60,7 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     tokenizer.save_pretrained(folder.name)
     arguments = ("--enforce-eager",)
     server = VllmServer(folder, VllmSettings(python=python, arguments=arguments), dtype, 256, 16, adapters=2)
-    prompts = padded_prompts(tokenizer([PROMPT] * rows)["input_ids"], int(tokenizer.pad_token_id))
+    prompts = padded_prompts(tokenizer([PROMPT] * rows)["input_ids"])
     exact = {"max_new_tokens": length, "min_new_tokens": length}
     settings = SamplingSettings(engine="vllm", servers=(server.url,), **exact)
     whole, adapted = Policy(model), Policy(get_peft_model(prepare(load_start(start)), LoraConfig(r=16)))

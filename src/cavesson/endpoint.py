@@ -39,10 +39,14 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def client(self) -> httpx.AsyncClient:
-        """Return a client for several requests, to be closed by the caller."""
+        """Return a client for any number of requests at the same time, to be closed by the caller.
+
+        The caller limits their number: if a request waited here for a connection, its time would run meanwhile.
+        """
         headers = {**self.headers, "Content-Type": "application/json"}
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost")  # where a proxy would look for it elsewhere
-        return httpx.AsyncClient(headers=headers, timeout=None, trust_env=not is_here)
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx.AsyncClient(headers=headers, timeout=None, limits=unlimited, trust_env=not is_here)
 
     async def get(self, client: httpx.AsyncClient, path: str = "") -> bytes:
         """Return the body of the response to a request without content; raises what `post` raises."""

@@ -44,6 +44,11 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("sft", {"model": {"path": "a", "new": {}}}, "model: path has no effect with new"),
     ("sft", {"model": {"new": {}, "lora": LORA, "quantization": "nf4"}}, "model: quantization has no effect with new"),
     ("sft", {"model": {"path": "a", "quantization": "nf4"}}, "quantized weights cannot be trained; add model.lora"),
+    (
+        "reward-model",
+        {"model": {"path": "a", "quantization": "nf4", "lora": LORA}},
+        "a reward model cannot be trained on quantized weights",
+    ),
     ("ppo", {"model": {"new": {}}}, "model.new has no effect here"),
     ("reward-model", {"model": {"new": {}}}, "model.new has no effect here"),
     (

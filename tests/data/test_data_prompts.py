@@ -126,14 +126,14 @@ def test_long_prompts_are_dropped_and_named(tokenizer):
 
 
 def test_prompts_are_padded_on_the_left():
-    batch = padded_prompts([[5], [6, 7, 8], [9, 10]], pad=1)
-    assert batch["prompt_ids"].tolist() == [[1, 1, 5], [6, 7, 8], [1, 9, 10]]
+    batch = padded_prompts([[5], [6, 7, 8], [9, 10]])
+    assert batch["prompt_ids"].tolist() == [[0, 0, 5], [6, 7, 8], [0, 9, 10]]
     assert batch["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
 
 
 def test_a_batch_holds_the_prompts_asked_for(tokenizer):
     prompts = tokenize(["a", "bb", "ccc"], tokenizer, 9)
-    batch = prompts.batch([2, 0, 2], pad=1)
+    batch = prompts.batch([2, 0, 2])
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in batch["prompt_ids"]] == ["ccc", "a", "ccc"]
 
 

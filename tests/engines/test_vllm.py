@@ -114,7 +114,7 @@ def sampler(server: VllmServer, folder: Path, **changes: Any) -> VllmSampler:
 
 
 def prompts(count: int) -> Batch:
-    return padded_prompts(tiny_tokenizer()(["My dog"] * count)["input_ids"], 1)
+    return padded_prompts(tiny_tokenizer()(["My dog"] * count)["input_ids"])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from cavesson.types import Batch, Scores
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 KINDS = {"preallocated cache": "static", "growing cache": "growing", "refused": "refused"}
-PROMPTS = padded_prompts([[2 * n + 3 for n in range(WINDOW + 1)], [10], [10]], 1)
+PROMPTS = padded_prompts([[2 * n + 3 for n in range(WINDOW + 1)], [10], [10]])
 LONGEST = WINDOW + 2
 
 
@@ -84,7 +84,7 @@ def test_gpt_neo_beyond_its_window_of_256_tokens_says_what_transformers_says():
     prompt = [(7 * n) % 200 + 20 for n in range(250)]
     settings = SamplingSettings(max_new_tokens=40, temperature=0, eos_token_ids=(257,))
     sampler = Sampler(Policy(model), tiny_tokenizer(), settings, seed=0)
-    seen = sampler.sample(padded_prompts([prompt, prompt[:100]], 1), 0, range(2)).response_ids
+    seen = sampler.sample(padded_prompts([prompt, prompt[:100]]), 0, range(2)).response_ids
     for row, ids in zip(seen, (prompt, prompt[:100]), strict=True):
         whole = model.generate(
             torch.tensor([ids]), max_new_tokens=40, do_sample=False, eos_token_id=257, pad_token_id=1

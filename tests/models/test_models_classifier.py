@@ -135,7 +135,10 @@ def test_the_trunk_is_that_of_the_language_model_and_the_seed_decides_the_head(t
 
 
 def test_a_trained_classifier_is_gone_on_with(tmp_path: Path) -> None:
-    first = load_reward_model(ModelSettings(path=saved_model(tmp_path / "start", sharp_model())), PAD)
+    start = saved_model(tmp_path / "start", sharp_model())
+    with pytest.raises(UserError, match="the pad token is token 258, but the model has embeddings for 258 tokens"):
+        load_reward_model(ModelSettings(path=start), 258)
+    first = load_reward_model(ModelSettings(path=start), PAD)
     scramble(first)
     again = load_reward_model(ModelSettings(path=saved_model(tmp_path / "first", first)), PAD)
     assert torch.equal(rewards(first), rewards(again))

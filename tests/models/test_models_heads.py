@@ -122,7 +122,7 @@ def test_the_exact_kl_is_that_of_the_models_own_logits(config):
 @EVERY_HEAD
 def test_sampling_is_from_the_models_own_logits(config):
     policy, tokenizer = Policy(model_of(config), temperature=0.7), tiny_tokenizer()
-    prompts = padded_prompts([[5, 6, 7, 8, 9], [10], [11, 12]], 1)
+    prompts = padded_prompts([[5, 6, 7, 8, 9], [10], [11, 12]])
     settings = SamplingSettings(max_new_tokens=7, temperature=0.7)
     responses = Sampler(policy, tokenizer, settings, seed=0).sample(prompts, 0, range(3))
     data = prompts.with_columns(response_ids=responses.response_ids, mask=responses.mask)

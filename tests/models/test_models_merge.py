@@ -183,6 +183,22 @@ def test_a_merge_that_changes_what_the_model_says_is_not_written(tmp_path, base,
     assert not list(tmp_path.glob("*out*"))
 
 
+@pytest.mark.parametrize("kind", ["target_modules", "modules_to_save"])
+def test_a_run_does_not_start_from_an_adapter_that_is_no_more_the_same_when_merged(tmp_path, base, tokenizer, kind):
+    save(tmp_path / "adapter", adapted(load_causal(str(base)), **{kind: ["embed_tokens"]}), tokenizer, base)
+    with pytest.raises(UserError, match="are one tensor: merged, it would change both"):
+        load_start(StartSettings(path=str(tmp_path / "adapter")))
+    load_trained(str(tmp_path / "adapter"))  # with the adapter apart it is right
+
+
+def test_an_adapter_without_the_name_of_its_base_is_refused(tmp_path, base, tokenizer):
+    save(tmp_path / "adapter", adapted(load_causal(str(base))), tokenizer, "")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    with pytest.raises(UserError, match="does not say which model it belongs to; set base_model_name_or_path"):
+        load_trained(str(tmp_path / "adapter"))
+
+
 def test_numbers_that_are_not_finite_are_not_written(tmp_path, base, tokenizer):
     model = adapted(load_causal(str(base)))
     with torch.no_grad():

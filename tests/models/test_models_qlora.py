@@ -10,12 +10,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.sft import SFTRun
+from cavesson.errors import UserError
+from cavesson.models.classifier import load_reward_model
 from cavesson.models.load import load_causal
 from cavesson.models.policy import build_learner
 from cavesson.models.quantized import without_rounding
-from cavesson.models.settings import ModelSettings
+from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.models.trained import load_trained
+from cavesson.models.trained import load_start, load_trained, save_trained
 from cavesson.train.run import Training
 
 pytestmark = pytest.mark.skipif(
@@ -65,6 +67,43 @@ def test_adapters_learn_on_a_quantized_base_and_load_on_the_whole_one(
     assert losses[-1] < losses[0] - 0.5
     model, _ = load_trained(str(run))
     assert not any(p.element_size() == 1 for p in model.parameters())
+
+
+@pytest.mark.parametrize("bits", ["nf4", "int8"])
+def test_a_run_on_quantized_weights_starts_from_adapters_that_are_merged_before(
+    bits: str, base: Path, data: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    settings = ModelSettings.model_validate({"path": str(base), "lora": LORA})
+    first = build_learner(load_causal(str(base)), settings)
+    for name, parameter in first.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    save_trained(tmp_path / "first", first, tiny_tokenizer(), settings)
+    whole = load_start(StartSettings(path=str(tmp_path / "first")))
+    whole.save_pretrained(tmp_path / "whole")
+    start = load_start(StartSettings(path=str(tmp_path / "first")), quantization=bits)
+    assert start.config.name_or_path == str(tmp_path / "first")
+    expected = load_causal(str(tmp_path / "whole"), quantization=bits)
+    ids = torch.arange(2, 12)[None]
+    assert torch.equal(start(ids).logits, expected(ids).logits)
+    changes = {"path": str(tmp_path / "first"), "lora": LORA, "quantization": bits, "device": "cpu"}
+    values = {"run": tmp_path / "run", "model": changes, "data": {"path": str(data)}, "steps": 1, "batch_size": 4}
+    Training(SFTRun.model_validate(values)).run(lambda *_: None)
+    load_trained(str(tmp_path / "run"))
+
+
+def test_a_checkpoint_in_fewer_bits_is_trained_with_adapters_only(base: Path, data: Path, tmp_path: Path) -> None:
+    load_causal(str(base), quantization="nf4").save_pretrained(tmp_path / "nf4")
+    tiny_tokenizer().save_pretrained(tmp_path / "nf4")
+    model = {"path": str(tmp_path / "nf4"), "device": "cpu"}
+    values = {"model": model, "data": {"path": str(data)}, "steps": 1, "batch_size": 4}
+    with pytest.raises(UserError, match=r"has quantized weights, which cannot be trained; add model\.lora"):
+        Training(SFTRun.model_validate({**values, "run": tmp_path / "whole"}))
+    with pytest.raises(UserError, match="has quantized weights; a reward model cannot be trained on them"):
+        load_reward_model(ModelSettings.model_validate({"path": model["path"], "lora": LORA}), 1)
+    values["model"] = model | {"lora": LORA}
+    Training(SFTRun.model_validate({**values, "run": tmp_path / "adapters"})).run(lambda *_: None)
 
 
 @pytest.mark.parametrize("bits", ["nf4", "int8"])

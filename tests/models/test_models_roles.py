@@ -1,5 +1,7 @@
 """Policy, critic and reference over as few weights as possible."""
 
+import json
+
 import pytest
 import torch
 from models_helpers import batch, gradients, policy_of, scramble, sharp_model
@@ -203,6 +205,10 @@ def test_scores_do_not_depend_on_dropout(config):
         ({"reference": ReferenceSettings(kind="adapters-off")}, '"adapters-off" needs model.lora'),
         ({"lora": LoraSettings(targets=("no_such_layer",))}, "model.lora.targets ['no_such_layer']"),
         ({"lora": LoraSettings(targets=("q_proj", "lm_head"))}, "include the output head"),
+        (
+            {"lora": LoraSettings(targets=("q_proj", "embed_tokens"))},
+            "include the input embedding, which is the output",
+        ),
     ],
 )
 def test_contradictions_are_explained(settings, part):
@@ -210,6 +216,26 @@ def test_contradictions_are_explained(settings, part):
         policy_of(**settings)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_embedding_that_is_not_the_head_can_have_an_adapter(tmp_path):
+    model = prepare(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, tie_word_embeddings=False)))
+    policy = policy_of(model, lora=LoraSettings(targets=("q_proj", "embed_tokens")))
+    assert any("embed_tokens.lora" in name for name, _ in policy.named_parameters())
+
+
+def test_quantized_weights_are_not_trained_without_adapters():
+    """Those of a checkpoint that was saved with fewer bits are not known from the settings."""
+
+    def quantized():
+        model = sharp_model()
+        model.hf_quantizer = object()  # as transformers leaves it
+        return model
+
+    with pytest.raises(UserError, match=r"has quantized weights, which cannot be trained; add model\.lora"):
+        policy_of(quantized())
+    with pytest.raises(UserError, match=r"critic's start .* has quantized weights"):
+        policy_of(quantized(), value=ValueSettings(kind="separate"))
 
 
 def test_a_reference_whose_head_is_not_known_is_refused():
@@ -226,3 +252,22 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
         policy_of(reference=ReferenceSettings(kind="model", path=str(tmp_path / "wide")))
     with pytest.raises(UserError, match=r"the critic .* has a different vocabulary"):
         policy_of(value=ValueSettings(kind="separate", path=str(tmp_path / "wide")))
+
+
+def test_tokenizers_decide_whether_vocabularies_are_the_same(tmp_path, tokenizer):
+    """Qwen 2.5 has 151,936 embeddings in its 3B and 152,064 in its 7B model, and one tokenizer."""
+    wide = tiny_model(hidden=32)
+    wide.resize_token_embeddings(300)
+    wide.save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    path = str(tmp_path / "wide")
+    policy = policy_of(reference=ReferenceSettings(path=path), value=ValueSettings(path=path))
+    assert policy.reference_logprob(batch()).shape == policy(batch()).logprob.shape
+    content = json.loads((tmp_path / "wide" / "tokenizer.json").read_text())
+    first, second = list(content["model"]["vocab"])[-2:]
+    content["model"]["vocab"] |= {first: content["model"]["vocab"][second], second: content["model"]["vocab"][first]}
+    tiny_model(hidden=32).save_pretrained(tmp_path / "other")  # as many tokens as the policy
+    tokenizer.save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"the reference .* has a different vocabulary"):
+        policy_of(reference=ReferenceSettings(path=str(tmp_path / "other")))

@@ -97,7 +97,7 @@ def test_responses_of_one_token():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_sampling_reads_a_prompt_once_and_draws_as_if_alone(config):
     policy, settings = policy_of(config), SamplingSettings(max_new_tokens=5, eos_token_ids=(257,))
-    prompts = padded_prompts(PROMPTS, 1)
+    prompts = padded_prompts(PROMPTS)
     sizes = read_tokens(policy)
     sampler = Sampler(policy, tiny_tokenizer(), settings, seed=0)
     sampler.sample(prompts, 0, range(6))

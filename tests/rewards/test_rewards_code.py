@@ -1,6 +1,8 @@
 """The reward `code`: real processes that pass, fail, deceive, and exceed their limits."""
 
 import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cavesson import processors
 from cavesson.errors import UserError
 from cavesson.rewards.code import CodeReward, code_of
 
@@ -75,15 +78,68 @@ def test_a_test_and_what_it_started_end_at_the_time_limit(tmp_path: Path) -> Non
     place = tmp_path / "pid"
     code = "import subprocess\nchild = subprocess.Popen(['/bin/sleep', '600'])\n"
     code += f"open({str(place)!r}, 'w').write(str(child.pid))\n"
-    reward, start = CodeReward(timeout=6), time.monotonic()
+    reward, start = CodeReward(timeout=1), time.monotonic()
     assert scores(reward, [code + "while True: pass", "while True: pass"], ["pass"] * 2) == [0.0, 0.0]
-    assert 6 <= time.monotonic() - start < 60
+    assert 1 <= time.monotonic() - start < 60
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(place.read_text()))
         deadline = time.monotonic() + 30  # a killed process ends when the system next schedules it
         while child.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_the_time_limit_counts_processor_time() -> None:
+    """On a machine with other work, correct code takes longer: here, one and a half times the limit."""
+    limited = "import resource; assert resource.getrlimit(resource.RLIMIT_CPU) == (1, 1)\n"
+    waits = "import time; time.sleep(1.5)"
+    assert scores(CodeReward(timeout=0.8), [limited + waits], ["pass"]) == [1.0]
+
+
+def test_tests_do_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
+    """One computes, so its processor time ends, and one waits."""
+    begin = f"import os, time; open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w').close()\n"
+    responses = [begin + code for code in ("while True: pass", "time.sleep(600)")]
+    program = "from cavesson.rewards.code import CodeReward\n"
+    program += f"CodeReward(timeout=0.25, concurrency=2)([''] * 2, {responses!r}, tests=['pass'] * 2)"
+    trainer, deadline = subprocess.Popen([sys.executable, "-c", program]), time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2:
+        assert trainer.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    trainer.kill()
+    trainer.wait()
+    while any(psutil.pid_exists(int(one.name)) for one in tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "processes", "expected"),
+    [
+        (8, None, None, 8),
+        (8, "max 100000", "2", 4),
+        (8, "250000 100000", None, 2),  # two and a half processors
+        (2, "400000 100000", None, 2),
+        (8, "400000 100000", "3", 1),
+        (2, None, "8", 1),
+    ],
+)
+def test_by_default_a_process_runs_as_many_tests_as_it_has_processors(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    allowed: int,
+    quota: str | None,
+    processes: str | None,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
+    monkeypatch.setattr(processors, "_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if processes is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert processors.usable_processors() == expected
 
 
 def test_a_test_starts_in_an_empty_folder_that_is_removed(reward: CodeReward, tmp_path: Path) -> None:
@@ -100,7 +156,7 @@ def test_tests_run_at_the_same_time_as_often_as_said(tmp_path: Path) -> None:
         place = tmp_path / str(concurrency)
         place.mkdir()
         responses = [wait.format(place, "a", "b"), wait.format(place, "b", "a")]
-        assert scores(CodeReward(timeout=8, concurrency=concurrency), responses, ["pass"] * 2) == passed
+        assert scores(CodeReward(timeout=1, concurrency=concurrency), responses, ["pass"] * 2) == passed
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from cavesson.errors import UserCodeError, UserError
 from cavesson.rewards.base import call_reward
+from cavesson.rewards.exact_match import exact_match
 from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.sentiment import sentiment
 from cavesson.rewards.settings import RewardSettings
@@ -133,6 +134,31 @@ def test_a_mistake_is_told_by_the_line_where_it_happens_and_not_by_that_of_the_c
     with pytest.raises(UserCodeError, match="the reward broken raised ValueError") as error:
         call_reward(broken, "broken", PROMPTS, ["no number"] * len(PROMPTS), {})
     assert str(error.value).endswith(f"({__file__}, line {helper.__code__.co_firstlineno + 1})")
+
+
+def test_an_error_of_a_built_in_reward_ends_a_run_as_that_of_a_function_does():
+    """A run writes a checkpoint, and says how to continue, after a UserCodeError only."""
+
+    def broken(prompts, responses):
+        raise UserError("the column is empty")
+
+    with pytest.raises(UserCodeError, match=r"^the column is empty$"):
+        call_reward(broken, "broken", PROMPTS, RESPONSES, {})
+    with pytest.raises(UserCodeError, match="ground_truth is empty for prompt 'p'"):
+        call_reward(exact_match, "exact_match", PROMPTS, RESPONSES, {"ground_truth": ["", "1"]})
+
+
+def test_two_rewards_that_return_the_same_part_in_mid_run_end_it_alike():
+    with pytest.raises(UserCodeError, match="two rewards are called 'a/b'"):
+        score(
+            [
+                Reward("a", lambda prompts, responses: {"b": [1.0, 2.0]}),
+                Reward("a/b", lambda prompts, responses: [1.0, 2.0]),
+            ],
+            PROMPTS,
+            RESPONSES,
+            {},
+        )
 
 
 def test_a_reward_gets_copies_of_its_own():
@@ -273,6 +299,22 @@ def test_a_rehearsal_calls_every_reward_once_on_the_first_rows(count):
     rehearse([Reward("a", watched), Reward("b", watched)], prompts, {"answer": tuple(range(count))})
     expected = (list(prompts[:2]), ["", "Yes."][:count], {"answer": list(range(count))[:2]})
     assert calls == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("use", "columns", "said"),
+    [
+        ("exact_match", {"ground_truth": ["1", "2", None]}, "ground_truth is empty for prompt 'c'"),
+        ("exact_match", {"ground_truth": ["1", "2", r"\boxed{3"]}, "a box that is not closed for prompt 'c'"),
+        ("code", {"tests": ["pass", ["pass"], []]}, r"tests must be a text .* \(prompt 'c'\)"),
+    ],
+)
+def test_a_rehearsal_checks_the_columns_of_built_in_rewards_in_every_row(use, columns, said):
+    rewards = build_rewards([RewardSettings(use=use)], CPU)
+    good = {name: values[:2] for name, values in columns.items()}
+    rehearse(rewards, "ab", good)
+    with pytest.raises(UserError, match=said):
+        rehearse(rewards, "abc", columns)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Server:
         self.busy = self.most_busy = 0
         self.stalls_after = 1 << 30
         """number of requests after which none is answered"""
+        self.all_here = asyncio.Event()
 
     async def lengths(self, request: Request) -> Response:
         self._note(request, given := json.loads(await request.body()))
@@ -46,6 +47,10 @@ class Server:
         self.most_busy = max(self.busy, self.most_busy)
         stalls = len(self.seen) > self.stalls_after
         await asyncio.sleep(5 if stalls else float(request.query_params.get("sleep", 0)))
+        if "together" in request.query_params:
+            if self.busy == int(request.query_params["together"]):
+                self.all_here.set()
+            await self.all_here.wait()
         self.busy -= 1
         lengths = [len(response) for response in given["responses"]]
         if request.path_params["kind"] == "parts":
@@ -157,6 +162,15 @@ def test_no_more_requests_at_a_time_than_allowed(server, limit):
     reward = HttpReward(url=f"{server.url}/lengths/plain?sleep=0.1", batch_size=1, concurrency=limit)
     reward([""] * 6, ["r"] * 6)
     assert server.most_busy == limit
+
+
+def test_as_many_requests_at_a_time_as_allowed_even_above_the_limit_of_httpx(server):
+    """httpx opens at most 100 connections by default, and a server that waits for all 130 would never answer."""
+    count = 130
+    url = f"{server.url}/lengths/plain?together={count}"
+    reward = HttpReward(url=url, batch_size=1, concurrency=count, timeout=20, attempts=1)
+    assert reward([""] * count, ["abc"] * count) == [3] * count
+    assert server.most_busy == count
 
 
 def test_it_works_inside_an_event_loop_as_in_a_notebook(server):

@@ -37,6 +37,25 @@ def test_what_a_file_defines_can_be_pickled(file):
     assert pickle.loads(pickle.dumps(point)) == point
 
 
+def test_a_file_is_executed_once_for_all_of_its_functions_and_again_when_it_has_changed(tmp_path):
+    file = tmp_path / "counting.py"
+    file.write_text("calls = []\ndef one(p, r):\n    calls.append(1)\ndef seen(p, r):\n    return calls\n")
+    one, seen = (load_function(f"{file}:{name}") for name in ("one", "seen"))
+    one([], [])
+    assert seen([], []) == [1]
+    file.write_text("def seen(p, r):\n    return 'changed'\n")
+    assert load_function(f"{file}:seen")([], []) == "changed"
+
+
+def test_files_of_the_same_name_do_not_replace_each_other(tmp_path):
+    points = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(SOURCE, encoding="utf-8")
+        points.append(load_function(f"{tmp_path / folder / 'same.py'}:Point")(1.5))
+    assert pickle.loads(pickle.dumps(points)) == points
+
+
 def test_from_a_module(file, monkeypatch):
     monkeypatch.syspath_prepend(file.parent)
     assert load_function("my_rewards:shortness")(["p"], ["abc"]) == [-3]

@@ -1,10 +1,12 @@
 """Rewards that are models, against the logits of these models scored one by one and without padding."""
 
+import copy
 import threading
 
 import pytest
 import torch
 from transformers import (
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     GPT2Config,
@@ -12,10 +14,12 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     PreTrainedModel,
+    RobertaConfig,
 )
 
 from cavesson.data.special_tokens import Written
 from cavesson.errors import UserError
+from cavesson.models.classifier import ADDS_START
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import tf32
 from cavesson.rewards.classifier import ClassifierReward
@@ -26,6 +30,10 @@ from cavesson.rewards.table import build_rewards
 PROMPTS = ["p ", "a longer prompt, ", "r"]
 RESPONSES = ["a", "with quite a long response, too", ""]
 LABELS = {"num_labels": 3, "id2label": {0: "NEG", 1: "MID", 2: "POS"}, "label2id": {"NEG": 0, "MID": 1, "POS": 2}}
+
+
+TINY = {"vocab_size": 258, "pad_token_id": 1, "initializer_range": 0.5, **LABELS, "hidden_size": 16}
+TINY |= {"intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def build(kind: str) -> PreTrainedModel:
@@ -74,6 +82,64 @@ def test_a_classifier_s_logit(folders, tokenizer, kind, batch_size):
     assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_pad_token_without_an_embedding_is_refused(folders, tokenizer, tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    added = copy.deepcopy(tokenizer)
+    added.add_special_tokens({"pad_token": "[PAD]"})
+    added.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the pad token is token 258, but the model has embeddings for 258 tokens"):
+        ClassifierReward(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["classifier", "pipeline"])
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (BertConfig(**TINY, max_position_embeddings=20), 20),
+        # Positions of RoBERTa begin after its padding's, 1.
+        (RobertaConfig(**TINY, max_position_embeddings=20), 18),
+    ],
+    ids=["bert", "roberta"],
+)
+def test_a_text_is_cut_at_the_model_s_positions_if_the_tokenizer_has_no_limit(tmp_path, tokenizer, kind, config, limit):
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer.model_max_length > 10**9
+    make = ClassifierReward if kind == "classifier" else PipelineReward
+    reward = make(str(tmp_path), label="POS")
+    ids = tokenizer("a" * 100)["input_ids"][:limit]
+    with torch.no_grad():
+        expected = float(model(torch.tensor([ids])).logits[0, 2])
+    assert reward([""], ["a" * 100]) == pytest.approx([expected], abs=1e-5)
+
+
+def test_a_probability_of_a_single_output_is_its_sigmoid(folders, tokenizer):
+    expected = logits(folders, tokenizer, "llama").sigmoid()[:, 0].tolist()
+    assert max(expected) < 0.999
+    assert ClassifierReward(str(folders / "llama"), score="probability")(PROMPTS, RESPONSES) == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
+def test_a_chat_template_that_is_not_applied_is_said(folders, tokenizer, tmp_path, caplog):
+    for name in ("public", "ours"):
+        model = build("llama")
+        if name == "ours":
+            setattr(model.config, ADDS_START, None)
+        model.save_pretrained(tmp_path / name)
+        templated = copy.deepcopy(tokenizer)
+        templated.chat_template = "{{ messages }}"
+        templated.save_pretrained(tmp_path / name)
+    ClassifierReward(str(folders / "llama"))
+    ClassifierReward(str(tmp_path / "ours"))
+    assert not caplog.messages
+    ClassifierReward(str(tmp_path / "public"))
+    (said,) = caplog.messages
+    assert "public has a chat template, which is not applied" in said
+
+
 def test_a_classifier_s_probability(folders, tokenizer):
     expected = logits(folders, tokenizer, "bert").softmax(-1)[:, 1].tolist()
     reward = ClassifierReward(str(folders / "bert"), label=1, score="probability")
@@ -113,9 +179,7 @@ def test_texts_that_are_cut_are_said_once(folders, kind, caplog):
     reader = reward if kind == "classifier" else reward.pipe
     around = len(reader.tokenizer("")["input_ids"])
     fits, limit = "abc", 3 + around
-    reader.tokenizer.model_max_length = limit
-    if kind == "classifier":
-        reward.longest = limit - around
+    reward.longest = limit - around if kind == "classifier" else limit
     first = reward([""], [fits])
     assert not caplog.records
     assert [reward(["", ""], [fits, fits + "defg"]) for _ in range(2)] == [pytest.approx(first * 2, abs=1e-5)] * 2

@@ -13,7 +13,6 @@ from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.types import Batch
 
-PAD = 1
 PROMPTS = ("The old bridge", "A", "Every winter the lake", "My neighbour", "Nobody")
 
 
@@ -35,7 +34,7 @@ def absolute_policy() -> Policy:
 
 
 def prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = PROMPTS) -> Batch:
-    return padded_prompts(tokenizer(list(texts))["input_ids"], PAD)
+    return padded_prompts(tokenizer(list(texts))["input_ids"])
 
 
 def sampled(

@@ -21,7 +21,7 @@ from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes, new_c
 from cavesson.sampling.recorded import can_record
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.train.build import sampling_remarks
+from cavesson.train.remarks import sampling_remarks
 
 
 @pytest.mark.parametrize(

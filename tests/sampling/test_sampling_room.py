@@ -9,9 +9,10 @@ from cavesson.algorithms.rloo import RLOORun
 from cavesson.errors import UserError
 from cavesson.models.device_memory import free_memory
 from cavesson.models.load import prepare
+from cavesson.models.parts import position_limit
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.room import BYTES_PER_TOKEN, cache_bytes, check_room, position_limit
+from cavesson.sampling.room import BYTES_PER_TOKEN, cache_bytes, check_room
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.tools.generate import generate
 from cavesson.tools.settings import GenerateSettings
@@ -72,6 +73,21 @@ def test_more_than_there_is_memory_is_refused():
     with pytest.raises(UserError, match=r"reduce sampling\.max_new_tokens or the batch size") as error:
         check_room(model, 1, 1, 1, int(2 * free / per_token))
     assert "\n" not in str(error.value)
+
+
+def test_a_prompt_with_a_token_that_has_no_embedding_is_refused(tmp_path):
+    tokenizer = tiny_tokenizer()
+    token = max(tokenizer("Hi")["input_ids"])
+    model = model_of(BloomConfig(**(UNLIMITED | {"vocab_size": token})))
+    said = f"a prompt has the token {token}, but the model has embeddings for {token} tokens only"
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=said):
+        next(generate(str(tmp_path), GenerateSettings(prompt="Hi")))
+    settings = RLOORun(run=tmp_path / "run", batch_size=4, samples_per_prompt=2)
+    inputs = Inputs(model, tokenizer, ["Hi", "H"], lambda prompts, responses: [0.0] * len(responses))
+    with pytest.raises(UserError, match=said):
+        build(settings, inputs, Processes("cpu"))
 
 
 def test_endless_responses_are_refused_before_anything_is_allocated(tmp_path):

@@ -1,7 +1,9 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
-from sampling_helpers import PAD, PROMPTS, absolute_policy, prompts, sampled, sharp_policy, tokens
+from sampling_helpers import PROMPTS, absolute_policy, prompts, sampled, sharp_policy, tokens
 from scipy.stats import chisquare
 
 from cavesson.models.load import prepare
@@ -125,7 +127,18 @@ def test_padding_follows_the_response(tokenizer):
     assert responses.response_ids.shape[1] == max(lengths) > min(lengths)
     for row, length in enumerate(lengths):
         assert responses.mask[row].tolist() == [1.0] * length + [0.0] * (max(lengths) - length)
-        assert (responses.response_ids[row, length:] == PAD).all()
+        assert (responses.response_ids[row, length:] == 0).all()
+
+
+def test_a_pad_token_needs_no_embedding(tokenizer):
+    """Padding is masked, so a pad token that was added to the tokenizer only changes no draw."""
+    _, expected = sampled(sharp_policy(), tokenizer)
+    added = copy.deepcopy(tokenizer)
+    added.add_special_tokens({"pad_token": "[PAD]"})
+    assert added.pad_token_id == 258  # the model has the embeddings 0 to 257
+    _, responses = sampled(sharp_policy(), added)
+    assert tokens(responses) == tokens(expected)
+    assert responses.sampler_logprob.equal(expected.sampler_logprob)
 
 
 def test_end_tokens_of_model_and_tokenizer_are_joined(tokenizer):
@@ -237,7 +250,7 @@ def test_responses_have_two_columns_at_least(tokenizer, longest):
     """Processes that share weights make the same passes, also where the responses of one are a single token."""
     growing = Growing(2, np.array([4, 4]), [0], StopTexts(tokenizer, []))
     growing.ids = [[5] * longest, []]
-    found = growing.responses(torch.full((2, max(1, longest)), -1.0), torch.ones(2, max(1, longest)).long(), 1)
+    found = growing.responses(torch.full((2, max(1, longest)), -1.0), torch.ones(2, max(1, longest)).long())
     width = max(2, longest)
     columns = (found.response_ids, found.mask, found.sampler_logprob, found.versions)
     assert [column.shape for column in columns] == [(2, width)] * 4

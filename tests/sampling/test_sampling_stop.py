@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.sampling.responses import StopTexts
 
@@ -86,6 +87,11 @@ def test_a_special_token_is_found_though_it_is_no_part_of_the_text():
     assert grown(stop, [*ids("ab"), 0]) == 2
     assert grown(stop, [*ids("ab"), 1]) is None  # another special token
     assert grown(stop, ids("abq")) == 2
+
+
+def test_a_stop_text_that_can_never_be_found_is_refused():
+    with pytest.raises(UserError, match=r"stop text '<\|endoftext\|>\\n' has a special token beside other text"):
+        StopTexts(TOKENIZER, ["q", "<|endoftext|>\n"])
 
 
 texts = st.text(alphabet="ab#é🙂\n", max_size=30)

@@ -1,5 +1,7 @@
 """The reward for answers that can be checked: what counts as the final answer, and as the same one."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,6 +123,19 @@ def test_the_same_answer(response: str, truth: str) -> None:
 )
 def test_another_answer(response: str, truth: str) -> None:
     assert not matches(response, truth)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" {0}", "\n{0}", r"{0} \times", "-{0}x", r"\times 10^{0}x", "x{1}(", "1{0}x", r"\frac{0}x", "{2}"],
+    ids=repr,
+)
+@pytest.mark.parametrize("truth", ["7", "words"])
+def test_long_runs_of_a_character_are_read_in_linear_time(text: str, truth: str) -> None:
+    """In quadratic time, they would take more than ten seconds."""
+    read, begun = text.format(" " * 50_000, "_" * 50_000, "\n" * 50_000), time.process_time()
+    assert not matches(read, truth)
+    assert time.process_time() - begun < 1
 
 
 def test_it_is_a_reward_of_one_number_per_response() -> None:

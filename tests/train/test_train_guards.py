@@ -9,12 +9,13 @@ import pytest
 import torch
 from batch_helpers import ALONE, every
 from torch import Tensor
-from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
+from train_helpers import LORA, PROMPTS, build, farthest, finish, quiet, rollouts, uneven, weights
 
 import cavesson
 from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.errors import NonFiniteError, UserError
 from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.optimizer import Optimizer
@@ -233,6 +234,34 @@ def test_prompts_that_are_too_long_are_named_by_their_rows(tmp_path: Path) -> No
     training = build(tmp_path / "run", {"prompts": prompts}, data={"max_prompt_tokens": 4})
     note = "2 of 4 prompts are longer than data.max_prompt_tokens and were dropped: rows 2, 4"
     assert note in training.trainer.notes()
+
+
+def test_a_held_out_prompt_without_an_answer_is_found_before_the_run(tmp_path: Path) -> None:
+    prompts = {"prompt": list(PROMPTS), "ground_truth": [*"12345", ""]}
+    changes = {"data": {"validation": 0.2}, "rewards": [{"use": "exact_match"}]}
+    with pytest.raises(UserError, match=f"ground_truth is empty for prompt '{PROMPTS[-1]}'"):
+        build(tmp_path / "run", {"prompts": prompts, "rewards": None}, **changes)
+
+
+def test_the_exact_kl_needs_a_reference_of_the_same_size(tmp_path: Path) -> None:
+    wide: Any = tiny_model()
+    wide.resize_token_embeddings(300)
+    wide.save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    reference = {"reference": {"path": str(tmp_path / "wide")}}
+    build(tmp_path / "run", kl={"estimator": "k1"}, **reference)
+    with pytest.raises(UserError, match="the reference has 300 of them, the policy 258; use another estimator"):
+        build(tmp_path / "run", kl={"estimator": "full"}, **reference)
+
+
+@pytest.mark.parametrize(("ends", "count"), [("<|endoftext|>", 0), ("<|pad|>", 1)])
+def test_a_turn_whose_end_does_not_end_a_response_is_said(tmp_path: Path, ends: str, count: int) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": [{"role": "user", "content": "Hi"}]}\n' * 4)
+    (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}" + ends + "{% endfor %}")
+    data = {"path": str(tmp_path / "data.jsonl"), "template": str(tmp_path / "template")}
+    notes = build(tmp_path / "run", {"prompts": None}, data=data).trainer.notes()
+    said = f"a turn of the assistant ends with {ends}, which does not end a response"
+    assert sum(note.startswith(said) and "sampling.eos_token_ids = [1]" in note for note in notes) == count
 
 
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_what_cannot_be_sharded_is_one_line(tmp_path: Path) -> None:
     PPORun.model_validate({**sharded, "model": model})
     with pytest.raises(ValueError, match=r"int8 weights cannot be sharded; set model\.quantization to"):
         PPORun.model_validate({**sharded, "model": model | {"quantization": "int8"}})
-    with pytest.raises(ValueError, match=r"of a reward model cannot be sharded, .*; remove model\.quantization"):
+    with pytest.raises(ValueError, match=r"reward model cannot be trained on quantized .*; remove model\.quantization"):
         RewardModelRun.model_validate({**sharded, "model": model})
     with pytest.raises(ValueError, match=r'offload has no effect without shard; set shard to "full" or'):
         settings(tmp_path / "run", parallel__offload=True)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from train_helpers import LORA, PROMPTS, farthest, finish, quiet, settings, uneven, weights
+from transformers import AutoModelForCausalLM
 
 import cavesson
 from cavesson import cli
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import load_trained
 
 
 def test_fifteen_lines_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +117,39 @@ def test_only_python_goes_on_with_what_only_python_has(
     assert farthest(weights(whole.policy), weights(resumed.policy)) == 0.0
     records = [cavesson.open(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
     assert records[0] == records[1]
+
+
+def test_adapters_of_an_object_are_saved_with_the_name_of_their_base(tmp_path: Path) -> None:
+    tiny_model(seed=3).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    named = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    result = finish(tmp_path / "run", {"model": named, "tokenizer": tiny_tokenizer()}, model__lora=LORA)
+    saved, _ = load_trained(str(tmp_path / "run"))
+    assert farthest(weights(saved), weights(result.policy.model)) == 0.0
+    assert cavesson.open(tmp_path / "run").info["model"]["name"] == str(tmp_path / "base")
+    finish(tmp_path / "other", {"model": tiny_model(seed=3), "tokenizer": tiny_tokenizer()}, model__lora=LORA)
+    with pytest.raises(cavesson.UserError, match="does not say which model it belongs to"):
+        load_trained(str(tmp_path / "other"))
+
+
+def test_an_object_with_adapters_is_refused(tmp_path: Path) -> None:
+    given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
+    adapted: Any = get_peft_model(tiny_model(), LoraConfig(target_modules="all-linear"))
+    with pytest.raises(cavesson.UserError, match=r"model= has PEFT adapters; .*merge_and_unload\(\)"):
+        cavesson.Training(settings(tmp_path / "run"), model=adapted, **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_list_of_functions_is_a_list_of_rewards(tmp_path: Path) -> None:
+    def short(prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+        return [-len(response) / 10 for response in responses]
+
+    rewards = [uneven, short, cavesson.Reward("twice", short, 2.0)]
+    cavesson.Training(settings(tmp_path / "run", steps=1), prompts=PROMPTS, rewards=rewards).run(quiet)
+    for row in cavesson.open(tmp_path / "run").rows().to_pylist():
+        parts = dict(row["reward_parts"])
+        assert list(parts) == ["uneven", "short", "twice"] and parts["twice"] == parts["short"]
+        assert row["reward"] == pytest.approx(parts["uneven"] + 3 * parts["short"])
 
 
 def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:

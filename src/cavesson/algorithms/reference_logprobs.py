@@ -14,9 +14,9 @@ from cavesson.algorithms.dpo import DPORun
 from cavesson.data.examples import Examples, PairTokens
 from cavesson.data.order import InMemory, Mixed
 from cavesson.errors import UserError
-from cavesson.models.policy import check_vocabulary
 from cavesson.models.sharding import place
 from cavesson.models.trained import load_start
+from cavesson.models.vocabulary import check_vocabulary
 from cavesson.processes import Processes
 
 _FILE = "reference.safetensors"
@@ -49,7 +49,7 @@ def with_reference(
     start = settings.reference.start(settings.model.dtype)
     if start is not None:
         reference = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
-        check_vocabulary(reference, start.path, role.model, settings.model.path)
+        check_vocabulary(reference, "reference", start, role.model, settings.model)
         role = settings.role(reference)
         place(role, processes)
     train, held_out = examples.train, examples.held_out

@@ -98,14 +98,13 @@ class RunSettings(Settings):
     def _check_run(self) -> Self:
         if not set(self.trackers) - {"tensorboard"}:
             self.refuse("project", "without a tracker that has projects, such as wandb")
-        if self.parallel.shard != "none" and self.model.quantization is not None:
-            if self.model.quantization == "int8":
-                raise ValueError('int8 weights cannot be sharded; set model.quantization to "nf4", or remove it')
-            if self.makes_classifier:
-                raise ValueError(
-                    "quantized weights of a reward model cannot be sharded, because its adapters are merged into them; "
-                    "remove model.quantization or parallel.shard"
-                )
+        if self.makes_classifier and self.model.quantization is not None:
+            raise ValueError(
+                "a reward model cannot be trained on quantized weights, because its adapters are merged into them at "
+                "the end; remove model.quantization"
+            )
+        if self.parallel.shard != "none" and self.model.quantization == "int8":
+            raise ValueError('int8 weights cannot be sharded; set model.quantization to "nf4", or remove it')
         if self.model.new is not None and not self.makes_models:
             raise ValueError("model.new has no effect here: only cavesson sft makes new models")
         if self.evaluation.every and not self.data.holds_out:

@@ -4,11 +4,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results
-from cavesson.data.chat import Chat
-from cavesson.data.types import Turn
-from cavesson.data.view import has_conversations
-from cavesson.errors import UserError
-from cavesson.sampling.room import position_limit
+from cavesson.data.view import assistant_turn_end
+from cavesson.models.parts import position_limit
 
 
 def check_tokens(
@@ -48,7 +45,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
     known = {int(i) for i in given or (*of_config, tokenizer.eos_token_id) if i is not None}
     healthy = "tokens that end a response; among them the one that ends a turn of the chat template"
     names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(known)))) or "none"
-    turn_end = _turn_end(settings, tokenizer)
+    turn_end = assistant_turn_end(settings.data, tokenizer)
     if not known:
         yield Problem(
             "end-token",
@@ -72,19 +69,6 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
         healthy,
         "TRL PR #7039",
     ).unless(turn_end is None or turn_end in known)
-
-
-def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the special token at the end of an assistant's turn, or None if the data is not read as chat."""
-    if not (settings.data.chat or has_conversations(settings.data.model_dump())):
-        return None
-    chat = Chat.of(settings.data, tokenizer)
-    try:
-        text, spans = chat.spans([Turn("user", "a"), Turn("assistant", "b")])
-    except UserError:
-        return None  # reading the data gives a better message
-    ids = tokenizer(text[: spans[-1][1]], add_special_tokens=False)["input_ids"]
-    return ids[-1] if ids and ids[-1] in tokenizer.all_special_ids else None
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:

@@ -60,17 +60,20 @@ class PromptSet:
         sources = self.sources or ((range(len(self)), 1.0),)
         return passes_over([prompts for prompts, _ in sources], [w for _, w in sources], seed, shuffle=shuffle)
 
-    def batch(self, indices: Sequence[int], pad: int) -> Batch:
+    def batch(self, indices: Sequence[int]) -> Batch:
         """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
-        return padded_prompts([self.ids[i] for i in indices], pad)
+        return padded_prompts([self.ids[i] for i in indices])
 
 
-def padded_prompts(ids: Sequence[Sequence[int]], pad: int) -> Batch:
-    """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
+def padded_prompts(ids: Sequence[Sequence[int]]) -> Batch:
+    """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
+
+    Padding is token 0, as everywhere: masks mark it, and a tokenizer's pad token need not have an embedding.
+    """
     width = max(map(len, ids))
     return Batch(
         {
-            "prompt_ids": torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids]),
+            "prompt_ids": torch.tensor([[0] * (width - len(row)) + list(row) for row in ids]),
             "prompt_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids]),
         }
     )

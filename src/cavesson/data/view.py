@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.chat import Chat
 from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
 from cavesson.data.load import SourceRows, load
-from cavesson.data.settings import AnyDataSettings, ViewSettings
+from cavesson.data.settings import AnyDataSettings, ChatSettings, ViewSettings
 from cavesson.data.sources import read
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
 KINDS: dict[str, Kind] = {name: kind for kind, name in NAMES.items()}
@@ -52,3 +55,16 @@ def has_conversations(data: Mapping[str, Any]) -> bool:
 
 def _is(kind: Kind, values: Mapping[str, Any]) -> bool:
     return any(format.gives is kind and format.fits(values) for format in FORMATS.values())
+
+
+def assistant_turn_end(settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token at the end of an assistant's turn, or None if the data is not read as chat."""
+    if not (settings.chat or has_conversations(settings.model_dump())):
+        return None
+    chat = Chat.of(settings, tokenizer)
+    try:
+        text, spans = chat.spans([Turn("user", "a"), Turn("assistant", "b")])
+    except UserError:
+        return None  # reading the data gives a better message
+    ids = tokenizer(text[: spans[-1][1]], add_special_tokens=False)["input_ids"]
+    return ids[-1] if ids and ids[-1] in tokenizer.all_special_ids else None

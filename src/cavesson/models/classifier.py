@@ -8,8 +8,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from cavesson.errors import UserError
-from cavesson.models.load import load_classifier, model_folder, prepare, resolve
+from cavesson.models.load import check_pad, load_classifier, model_folder, prepare, resolve
 from cavesson.models.mapped import forward_dtype
+from cavesson.models.quantized import is_quantized
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.trained import load_start
 
@@ -28,11 +29,16 @@ def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -
         mapped: as in `load_causal`.
 
     Raises:
-        UserError: there is no such model, or transformers has no sequence classifier for its architecture.
+        UserError: there is no such model, its weights are quantized, or transformers has no sequence classifier for its
+            architecture.
     """
     if is_classifier(settings.path):
-        return load_scalar_classifier(settings, mapped)
-    base = load_start(settings, settings.quantization, mapped, settings.device)
+        trained = load_scalar_classifier(settings, mapped)
+        _check_whole(trained, settings.path)
+        return trained
+    base = load_start(settings, mapped=mapped)
+    _check_whole(base, settings.path)
+    check_pad(settings.path, base, pad)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:
@@ -48,6 +54,14 @@ def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -
     model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=forward_dtype(base))
     nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size ** -0.5)
     return prepare(model)
+
+
+def _check_whole(model: PreTrainedModel, path: str) -> None:
+    if is_quantized(model):
+        raise UserError(
+            f"{path} has quantized weights; a reward model cannot be trained on them, because its adapters are merged "
+            "into its weights at the end"
+        )
 
 
 def load_scalar_classifier(settings: StartSettings, mapped: bool = False) -> PreTrainedModel:

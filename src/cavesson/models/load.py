@@ -24,6 +24,7 @@ from cavesson.command_line import continuation
 from cavesson.config_paths import expanded
 from cavesson.errors import UserError, first_line
 from cavesson.models.mapped import can_be_mapped, mark, read
+from cavesson.models.parts import embedding_rows
 from cavesson.models.quantized import keep_unpacked
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.unpacked import kept, read_once
@@ -153,11 +154,26 @@ def load_classifier(path: str, dtype: str = "float32", mapped: bool = False) -> 
         raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
     if info["missing_keys"]:
         raise UserError(f"{path} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+    check_pad(path, model, int(tokenizer.pad_token_id))
     model.config.pad_token_id = tokenizer.pad_token_id
     for name in HEADS:
         if isinstance(head := getattr(model, name, None), nn.Module):
             read(head)
     return prepare(model), tokenizer
+
+
+def check_pad(path: str, model: nn.Module, pad: int) -> None:
+    """Check that the pad token of a classifier, which finds the end of a text by it, has an embedding.
+
+    Raises:
+        UserError: it has none.
+    """
+    rows = embedding_rows(model)
+    if pad >= rows:
+        raise UserError(
+            f"{path}: the pad token is token {pad}, but the model has embeddings for {rows:,} tokens only; set "
+            "tokenizer.pad_token to a token that it knows, such as the end token"
+        )
 
 
 def model_folder(path: str) -> str:

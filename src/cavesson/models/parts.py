@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -45,6 +47,41 @@ def probe_ids(model: nn.Module, count: int) -> Tensor:
     inner = causal(model)
     vocabulary: int = inner.config.get_text_config().vocab_size
     return (torch.arange(count, device=inner.device) + 2) % vocabulary
+
+
+def adapts_shared(model: nn.Module) -> bool:
+    """Return whether there is an adapter on the input embedding or the output head, and both are the same tensor.
+
+    With the adapter apart, only one of them differs from the base; merged, both do.
+    """
+    inner = causal(model)
+    ends: tuple[Any, Any] = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if not any(isinstance(end, BaseTunerLayer | ModulesToSaveWrapper) for end in ends):
+        return False
+    first, last = (_base_weight(end) for end in ends)
+    return first is not None and first is last
+
+
+def _base_weight(layer: Any) -> Tensor | None:
+    """Return the weight of a layer without its adapter."""
+    bare = layer.original_module if isinstance(layer, ModulesToSaveWrapper) else layer
+    return getattr(bare.get_base_layer() if isinstance(bare, BaseTunerLayer) else bare, "weight", None)
+
+
+def embedding_rows(model: nn.Module) -> int:
+    """Return the number of tokens that have an embedding."""
+    embeddings: Any = causal(model).get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """Return the maximum number of tokens in a sequence that the model supports, or None if it has no such limit."""
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    if most <= 0 or "factor" not in rope:
+        return most if most > 0 else None
+    return max(most, int(rope["factor"] * (rope.get("original_max_position_embeddings") or most)))
 
 
 def output_head(model: nn.Module) -> Head:

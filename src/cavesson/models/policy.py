@@ -20,12 +20,14 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.parts import causal, check_head, output_head, trunk
+from cavesson.models.parts import adapts_shared, causal, check_head, output_head, trunk
+from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
 from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
+from cavesson.models.vocabulary import check_vocabulary
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import full_kl, token_logprobs
 from cavesson.types import Batch, Scores
@@ -268,18 +270,8 @@ def _reference(
     start = reference.start(settings.dtype)
     assert start is not None, "ReferenceSettings refuses a model without a path"
     other = load_start(start, mapped=mapped).requires_grad_(False)
-    check_vocabulary(other, start.path, model, settings.path)
+    check_vocabulary(other, "reference", start, model, settings)
     return other
-
-
-def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
-    """Check that reference and policy have vocabularies of the same size.
-
-    Raises:
-        UserError: they do not.
-    """
-    if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
-        raise UserError(f"the reference {path} has a different vocabulary from the policy {policy_path}")
 
 
 def _critic(
@@ -290,35 +282,32 @@ def _critic(
         return "trunk", None
     start = value.start(settings.dtype)
     if start is None:
+        check_trainable(model, f"the critic's start {settings.path}")
         own = trunk(model)
         return (aliased(own) if mapped else copy.deepcopy(own)).requires_grad_(True), None
     is_reward_model = is_classifier(start.path)
     load = load_scalar_classifier if is_reward_model else load_start
     other: PreTrainedModel = load(start, mapped=mapped)
-    if _vocabulary(other) != _vocabulary(model):
-        raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
+    check_trainable(other, f"the critic {start.path}")
+    check_vocabulary(other, "critic", start, model, settings)
     head = getattr(other, "score", None) if is_reward_model else None
     if is_reward_model and not isinstance(head, nn.Linear):
         raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")
     return trunk(other).requires_grad_(True), head
 
 
-def _vocabulary(model: PreTrainedModel) -> int:
-    """Return the number of rows of the input embedding."""
-    embeddings: Any = model.get_input_embeddings()
-    return int(embeddings.weight.shape[0])
-
-
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
     """Add adapters to a model if its settings ask for them; a classifier's head is trained as well.
 
     Raises:
-        UserError: `model.lora.targets` does not fit the model, or includes the output head.
+        UserError: `model.lora.targets` does not fit the model, or includes its head or what is the same tensor,
+            or the weights are quantized and there would be no adapters.
     """
     lora = settings.lora
     if lora is None:
+        check_trainable(model, settings.path)
         return model
-    if settings.quantization is not None:
+    if is_quantized(model):
         # PEFT's gradient checkpointing needs training mode; `recompute_layers` does not.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
@@ -344,6 +333,11 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
+    if adapts_shared(wrapped):
+        raise UserError(
+            f"model.lora.targets {targets} include the input embedding, which is the output head of this model too: "
+            "merged, the adapter would change both; remove it"
+        )
     return wrapped
 
 

@@ -10,8 +10,28 @@ from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from cavesson.errors import UserError
+
 _WEIGHTS = ("Int8Params", "Params4bit")
 """What bitsandbytes calls them; it need not be installed."""
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Return whether a Hugging Face model was quantized while it was loaded, or before it was saved."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def check_trainable(model: nn.Module, name: str) -> None:
+    """Check that all weights of a model can be trained.
+
+    Raises:
+        UserError: they are quantized.
+    """
+    if is_quantized(model):
+        raise UserError(
+            f"{name} has quantized weights, which cannot be trained; add model.lora to train adapters on them, or "
+            "start from weights that are not quantized"
+        )
 
 
 def keep_unpacked(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from peft import PeftModel
@@ -14,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.load import explain, load_causal, load_tokenizer, model_folder, only_gguf, prepare, resolve
+from cavesson.models.parts import adapts_shared
 from cavesson.models.settings import ModelSettings, StartSettings
 
 _BASE = "cavesson.json"
@@ -22,7 +24,7 @@ _BASE = "cavesson.json"
 def save_trained(
     folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
 ) -> None:
-    """Save a model in the Hugging Face layout; for an adapter, also save which base model it belongs to."""
+    """Save a model in the Hugging Face layout; for an adapter, also save the name of its base model, if it has one."""
     unfinished = folder.with_name(f".{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     transformers_logging.disable_progress_bar()
@@ -32,14 +34,15 @@ def save_trained(
     else:
         # The vocabulary is never changed, so PEFT need not check it against the base model's config.
         model.save_pretrained(str(unfinished), save_embedding_layers=False)
-        base = {"path": settings.path, "gguf_file": settings.gguf_file}
-        (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
+        if settings.path:
+            base = {"path": settings.path, "gguf_file": settings.gguf_file}
+            (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 
 
 def load_trained(
-    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
+    path: str, gguf_file: str | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Load a model with its tokenizer from a run's folder, its `model` folder, any local folder or a Hub name.
 
@@ -47,8 +50,9 @@ def load_trained(
         UserError: there is no model.
     """
     place = model_folder(path)
-    is_adapter = (Path(place) / "adapter_config.json").exists()
-    return _load_model(path, gguf_file, dtype, quantization), load_tokenizer(place, None if is_adapter else gguf_file)
+    if is_adapter(place):
+        return _adapted(place, dtype), load_tokenizer(place)
+    return load_causal(place, gguf_file, dtype), load_tokenizer(place, gguf_file)
 
 
 def load_start(
@@ -56,36 +60,54 @@ def load_start(
 ) -> PreTrainedModel:
     """Load the model that a run starts from; adapters of an earlier run are merged into their base.
 
+    They are merged before the weights are quantized, so that these are rounded only once.
+
     Args:
         settings: the model.
         quantization: as in `load_causal`.
         mapped: as in `load_causal`; what adapters are merged into is read.
         device: as in `load_causal`.
+
+    Raises:
+        UserError: there is no model, or its adapters cannot be merged.
     """
-    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization, mapped, device)
-    if not isinstance(model, PeftModel):
-        return model
-    merged: PreTrainedModel = prepare(model.merge_and_unload())
-    merged.requires_grad_(True)  # PEFT had frozen it
-    return merged
+    place = model_folder(settings.path)
+    if not is_adapter(place):
+        return load_causal(place, settings.gguf_file, settings.dtype, quantization, mapped, device)
+    merged = _merged(place, settings.dtype)
+    if quantization is None:
+        return merged
+    # transformers quantizes weights only while it reads them.
+    with TemporaryDirectory(prefix="cavesson-merged-") as folder:
+        merged.save_pretrained(folder)
+        del merged  # before the second one is read
+        model = load_causal(folder, None, settings.dtype, quantization, device=device)
+    model.name_or_path = model.config.name_or_path = place
+    return model
 
 
-def _load_model(
-    path: str,
-    gguf_file: str | None,
-    dtype: str,
-    quantization: str | None,
-    mapped: bool = False,
-    device: str | None = None,
-) -> PreTrainedModel | PeftModel:
-    place = model_folder(path)
-    if not (Path(place) / "adapter_config.json").exists():
-        return load_causal(place, gguf_file, dtype, quantization, mapped, device)
+def is_adapter(place: str) -> bool:
+    """Return whether a model folder has adapters only, which belong to another model."""
+    return (Path(place) / "adapter_config.json").exists()
+
+
+def _adapted(place: str, dtype: str) -> PeftModel:
+    """Return a model with the adapters of a folder."""
     base = adapter_base(Path(place))
-    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
-    start_model = load_start(start, quantization, device=device)
+    model = load_start(StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype))
     with _damage_told(Path(place)):
-        return prepare(PeftModel.from_pretrained(start_model, place))
+        return prepare(PeftModel.from_pretrained(model, place))
+
+
+def _merged(place: str, dtype: str) -> PreTrainedModel:
+    adapted = _adapted(place, dtype)
+    if adapts_shared(adapted):
+        raise UserError(
+            f"the adapter in '{place}' changes the input embedding or the output head, which are one tensor: merged, "
+            "it would change both; continue from a model without such an adapter"
+        )
+    merged: Any = adapted.merge_and_unload()
+    return prepare(merged).requires_grad_(True)  # type: ignore[no-any-return]  # PEFT had frozen it
 
 
 def check_start(settings: StartSettings) -> None:
@@ -97,7 +119,7 @@ def check_start(settings: StartSettings) -> None:
     if settings.path == "tiny":
         return
     folder = Path(resolve(model_folder(settings.path)))
-    if (folder / "adapter_config.json").exists():
+    if is_adapter(str(folder)):
         base = adapter_base(folder)
         check_start(StartSettings(path=base["path"], gguf_file=base["gguf_file"]))
     elif folder.is_dir() and settings.gguf_file is not None:
@@ -121,7 +143,13 @@ def adapter_base(folder: Path) -> dict[str, Any]:
         if (folder / _BASE).exists():
             return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return {"path": config["base_model_name_or_path"], "gguf_file": None}
+    name = config.get("base_model_name_or_path")
+    if not name:
+        raise UserError(
+            f"the adapter in '{folder}' does not say which model it belongs to; set base_model_name_or_path in its "
+            "adapter_config.json"
+        )
+    return {"path": name, "gguf_file": None}
 
 
 @contextmanager

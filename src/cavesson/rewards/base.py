@@ -6,8 +6,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from hashlib import sha256
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ RewardFunction = Callable[..., Sequence[float] | Mapping[str, Sequence[float]]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 """Rewards are trained on as float32."""
+_FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
+"""Files that were executed: what they were then (time of the change, size), and their modules."""
 _PROMPTS, _RESPONSES = {"prompt", "prompts"}, {"response", "responses", "completion", "completions"}
 
 
@@ -44,9 +48,14 @@ def call_reward(
     given = _given(function, name, columns)
     with user_code(f"copying the data's columns for the reward {name}"):
         copies = deepcopy(dict(given))
-    with user_code(f"the reward {name}"):
-        result = function(list(prompts), list(responses), **copies)
-        result = dict(result) if isinstance(result, Mapping) else result
+    try:
+        with user_code(f"the reward {name}"):
+            result = function(list(prompts), list(responses), **copies)
+            result = dict(result) if isinstance(result, Mapping) else result
+    except UserCodeError:
+        raise
+    except UserError as error:  # a built-in reward failed, which a run can continue after too
+        raise UserCodeError(str(error)) from error
     try:
         return _parts(name, result, len(responses))
     except UserCodeError as error:
@@ -166,10 +175,22 @@ def load_function(name: str) -> RewardFunction:
 
 
 def _from_file(file: Path) -> object:
-    name = f"cavesson_reward_{file.stem}"  # a file called random.py must not shadow the module `random`
-    spec = importlib.util.spec_from_file_location(name, file)
-    if not file.is_file() or spec is None or spec.loader is None:
+    """Return the module of a file, which is executed once for all of its functions, and again when it has changed."""
+    place = file.resolve()
+    if not place.is_file():
         raise UserError(f"reward {file}: there is no such file")
+    state = place.stat()
+    stamp = (state.st_mtime_ns, state.st_size)
+    if place not in _FILES or _FILES[place][0] != stamp:
+        _FILES[place] = stamp, _executed(file, place)
+    return _FILES[place][1]
+
+
+def _executed(file: Path, place: Path) -> ModuleType:
+    # A file called random.py must not shadow the module `random`, nor two files of the same name each other.
+    name = f"cavesson_reward_{file.stem}_{sha256(bytes(place)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a name that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that objects defined in the file can be pickled and found by name
     with user_code(f"the reward's file {file.name}"):

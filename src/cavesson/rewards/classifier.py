@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from cavesson.data.settings import SpecialTokenMode
 from cavesson.data.special_tokens import Around, Span, SpecialTokens, Written
@@ -12,12 +13,14 @@ from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
 from cavesson.ops.linear import without_tf32
+from cavesson.rewards.limits import CutNotice, longest_text
 
 _LOGGER = logging.getLogger(__name__)
 
-_NO_LIMIT = 10**9
-"""What transformers gives for a tokenizer without a longest text is longer than this."""
-CUT = "the reward model %s reads at most %d tokens of a prompt with its response; the rest has no effect"
+_TEMPLATE = (
+    "the reward model %s has a chat template, which is not applied: it reads prompt and response as the policy does, "
+    "without a token that ends the turn; see Classifiers in docs/rewards.md"
+)
 
 
 class ClassifierReward:
@@ -27,7 +30,7 @@ class ClassifierReward:
         path: local folder or Hub name.
         label: name or index of the output that is the reward; not needed if there is only one output, as in a reward
             model.
-        score: "logit" or "probability" (softmax over the outputs).
+        score: "logit" or "probability": softmax over the outputs, or the sigmoid of a single one.
         batch_size: number of texts scored at the same time.
         dtype: "float32" or "bfloat16".
         device: where to compute.
@@ -53,16 +56,18 @@ class ClassifierReward:
                 f"not {score!r} and {dtype!r}"
             )
         model, self.tokenizer = load_classifier(path, dtype)
-        self.path, self.has_cut = path, False
+        self.notice = CutNotice(path)
         self.label = _output(path, label, model.config.id2label)
         self.model = model.to(device)
         model.forward = without_tf32()(model.forward)  # a reward may be computed beside the update
         self.score, self.batch_size = score, batch_size
         self.special, self.special_tokens = SpecialTokens(self.tokenizer), special_tokens
-        limit = self.tokenizer.model_max_length
         self.around = Around.of(self.tokenizer)
-        self.longest = max(1, limit - sum(map(len, self.around))) if limit < _NO_LIMIT else None
+        limit = longest_text(model, self.tokenizer)
+        self.longest = None if limit is None else max(1, limit - sum(map(len, self.around)))
         self.adds_start = getattr(model.config, ADDS_START, None) is not False
+        if self.tokenizer.chat_template and not hasattr(model.config, ADDS_START):  # not a model of ours
+            _LOGGER.warning(_TEMPLATE, path)
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
@@ -73,24 +78,24 @@ class ClassifierReward:
         scores: list[float] = []
         for start in range(0, len(texts), self.batch_size):
             part = self.special.encode(texts[start : start + self.batch_size], add=False, longest=self.longest)
-            self._note_cut(
-                [text for text, one in zip(texts[start:], part, strict=False) if len(one.ids) == self.longest]
-            )
+            full = [text for text, one in zip(texts[start:], part, strict=False) if len(one.ids) == self.longest]
+            self.notice(self.longest, full, self._sizes)
             ids = {"input_ids": [self._whole(one.ids) for one in part]}
             inputs = self.tokenizer.pad(ids, return_tensors="pt").to(self.model.device)
             logits = self.model(**inputs).logits.float()
-            outputs = logits.softmax(-1) if self.score == "probability" else logits
-            scores += outputs[:, self.label].tolist()
+            scores += self._outputs(logits)[:, self.label].tolist()
         return scores
 
-    def _note_cut(self, full: Sequence[Written]) -> None:
-        """Say once that texts are cut, if some of these, which reach the limit, exceed it."""
-        if self.longest is None or self.has_cut or not full:
-            return
-        more = self.special.encode(full, add=False, longest=self.longest + 1)
-        self.has_cut = any(len(one.ids) > self.longest for one in more)
-        if self.has_cut:
-            _LOGGER.warning(CUT, self.path, self.longest)
+    def _outputs(self, logits: Tensor) -> Tensor:
+        """Return logits `[B, N]` as they are, or as probabilities; those of a single output are not among others."""
+        if self.score == "logit":
+            return logits
+        return logits.softmax(-1) if logits.shape[1] > 1 else logits.sigmoid()
+
+    def _sizes(self, texts: Sequence[Written]) -> list[int]:
+        """Return the number of tokens of each text, or one more than the limit."""
+        more = None if self.longest is None else self.longest + 1
+        return [len(one.ids) for one in self.special.encode(texts, add=False, longest=more)]
 
     def _whole(self, ids: list[int]) -> list[int]:
         """Return the tokens of a text with the tokenizer's start and end tokens, as in training.

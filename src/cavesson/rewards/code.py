@@ -1,12 +1,14 @@
 """Whether the code in a response passes tests: each test runs in its own Python process, with limits."""
 
 import json
+import math
 import os
 import re
 import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +20,7 @@ from pydantic import Field
 
 from cavesson.config import Settings, check
 from cavesson.errors import UserError
+from cavesson.processors import usable_processors
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
 _LARGEST_FILE = 1 << 20
@@ -25,10 +28,13 @@ _LARGEST_FILE = 1 << 20
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _START = 30.0
 """Most seconds that Python itself may take to start, when the reward is built."""
+_PATIENCE = 4
+"""A test may take this many times its processor time, because other programs use the processors too."""
 # A limit that is set before this program starts would need code of ours between fork and exec, where threads forbid it.
 _PROGRAM = """
-import json, os, resource, sys
+import json, os, resource, signal, sys
 given = json.load(sys.stdin)
+signal.alarm(given["longest"])  # should the process that has started this one be killed
 for name, most in given["limits"].items():
     resource.setrlimit(getattr(resource, name), (most, most))
 out, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
@@ -45,11 +51,12 @@ class CodeSettings(Settings):
     """The limits of a test."""
 
     timeout: float = Field(5.0, gt=0)
-    """seconds that a test may take, with the start of Python"""
+    """seconds of processor time that a test may take, rounded up, with the start of Python; a test that waits is ended
+    after four times as long"""
     memory: int = Field(1024, ge=1)
     """megabytes of address space that a test may use"""
     concurrency: int = Field(0, ge=0)
-    """tests that run at the same time; 0 = one per processor"""
+    """tests that run at the same time; 0 = one per processor that this process may use"""
 
 
 class CodeReward:
@@ -58,7 +65,8 @@ class CodeReward:
     The code is the last block between ``` fences, else the whole response. A test is Python code, such as
     `assert add(1, 2) == 3`; it runs after the response's code, and passes if nothing is raised. Each test gets a new
     process, an empty folder and hardly any environment variables, and can import the packages of this Python. At the
-    time limit, its process group is killed. This is not a sandbox: the code can read files and use the network.
+    time limit, which counts processor time, its process group is killed. This is not a sandbox: the code can read files
+    and use the network.
 
     Args:
         options: the settings of `CodeSettings`.
@@ -71,28 +79,29 @@ class CodeReward:
         self.settings = check(CodeSettings, options, "reward 'code': options")
         if sys.platform == "win32":
             raise UserError("reward 'code' needs a Unix system, which can limit the memory of a process")
-        if not self._passes("", "", max(_START, self.settings.timeout)):
+        begun = time.monotonic()
+        if not self._passes("", "", _START):
             raise UserError(
                 f"reward 'code': Python does not start with options.memory {self.settings.memory}; set a larger limit"
             )
+        self.longest = _PATIENCE * (self.settings.timeout + time.monotonic() - begun)
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], tests: Sequence[Any] | None = None, **_: Any
     ) -> list[float]:
-        if tests is None:
-            raise UserError("the reward code needs a column tests with the tests of every prompt")
-        each = [_listed(prompt, given) for prompt, given in zip(prompts, tests, strict=True)]
+        each = tests_of(prompts, tests)
         pairs = [(code_of(response), one) for response, some in zip(responses, each, strict=True) for one in some]
-        with ThreadPoolExecutor(self.settings.concurrency or os.cpu_count()) as pool:
-            passed = iter(list(pool.map(self._passes, *zip(*pairs, strict=True), repeat(self.settings.timeout))))
+        with ThreadPoolExecutor(self.settings.concurrency or usable_processors()) as pool:
+            passed = iter(list(pool.map(self._passes, *zip(*pairs, strict=True), repeat(self.longest))))
         return [sum(next(passed) for _ in some) / len(some) for some in each]
 
-    def _passes(self, code: str, test: str, timeout: float) -> bool:
-        """Return whether a test passes after some code, within the limits."""
+    def _passes(self, code: str, test: str, longest: float) -> bool:
+        """Return whether a test passes after some code, within the limits and this many seconds."""
         # The end of the program says nothing about the test: the code may have ended it.
         word = secrets.token_hex(16)
         limits = {"RLIMIT_AS": self.settings.memory << 20, "RLIMIT_FSIZE": _LARGEST_FILE, "RLIMIT_CORE": 0}
-        given = json.dumps({"code": code, "test": test, "passed": word, "limits": limits})
+        limits["RLIMIT_CPU"] = math.ceil(self.settings.timeout)
+        program = {"code": code, "test": test, "passed": word, "limits": limits, "longest": math.ceil(longest) + 1}
         with TemporaryDirectory(prefix="cavesson-code-", ignore_cleanup_errors=True) as folder:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _PROGRAM],
@@ -104,7 +113,7 @@ class CodeReward:
                 start_new_session=True,
             )
             try:
-                said, _ = process.communicate(given.encode(), timeout)
+                said, _ = process.communicate(json.dumps(program).encode(), longest)
             except subprocess.TimeoutExpired:
                 said = b""
             finally:
@@ -122,6 +131,17 @@ def code_of(response: str) -> str:
     """Return the last block between ``` fences, which need not be closed, else the whole response."""
     blocks: list[str] = _FENCE.findall(response)
     return blocks[-1] if blocks else response
+
+
+def tests_of(prompts: Sequence[str], tests: Sequence[Any] | None) -> list[list[str]]:
+    """Return the tests of some prompts.
+
+    Raises:
+        UserError: there are none, or those of a prompt are not texts.
+    """
+    if tests is None:
+        raise UserError("the reward code needs a column tests with the tests of every prompt")
+    return [_listed(prompt, given) for prompt, given in zip(prompts, tests, strict=True)]
 
 
 def _listed(prompt: str, tests: Any) -> list[str]:

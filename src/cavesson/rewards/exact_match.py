@@ -32,11 +32,15 @@ _SPELLINGS = (
     (r"\\ |\\q?quad(?![a-zA-Z])", " "),
     (r"\\(?=[$%])", ""),
     (r"\^\{?\\circ\}?|\\degree", "°"),
-    (r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*\{?\s*([+-]?\d+)\s*\}?", r"e\1"),
+    (r"(?<!\s)\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*(?:\{\s*)?([+-]?\d+)\s*\}?", r"e\1"),
     (r"([\^_])\{(\w)\}", r"\1\2"),
-    (r"(?<![\w)}])([+-])\s*[$€£¥]?\s*(?=[\d.])", r"\1"),
+    (r"(?<![\w)}])([+-])\s*(?:[$€£¥]\s*)?(?=[\d.])", r"\1"),
+    (r"_{3,}", "__"),
 )
-"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order."""
+"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order.
+
+Responses may be long runs of one character, so no run may be read from each of its characters on.
+"""
 
 
 class _Answer(NamedTuple):
@@ -65,6 +69,16 @@ def exact_match(
     Raises:
         UserError: there is no column `ground_truth`, or one of its rows is empty or has an unclosed box.
     """
+    truths = right_answers(prompts, ground_truth)
+    return [float(matches(response, truth)) for response, truth in zip(responses, truths, strict=True)]
+
+
+def right_answers(prompts: Sequence[str], ground_truth: Sequence[Any] | None) -> list[str]:
+    """Return the right answers to some prompts as texts.
+
+    Raises:
+        UserError: there are none, or one of them is empty or has an unclosed box.
+    """
     if ground_truth is None:
         raise UserError("the reward exact_match needs a column ground_truth with the right answer of every prompt")
     for prompt, truth in zip(prompts, ground_truth, strict=True):
@@ -72,7 +86,7 @@ def exact_match(
             raise UserError(f"the reward exact_match: ground_truth is empty for prompt {prompt!r}")
         if _final(str(truth)) is None:
             raise UserError(f"the reward exact_match: ground_truth has a box that is not closed for prompt {prompt!r}")
-    return [float(matches(response, str(truth))) for response, truth in zip(responses, ground_truth, strict=True)]
+    return [str(truth) for truth in ground_truth]
 
 
 def matches(response: str, truth: str) -> bool:

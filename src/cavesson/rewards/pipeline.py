@@ -1,6 +1,5 @@
 """A `transformers` pipeline as a reward, as in the examples of TRL and LMFlow."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +11,7 @@ from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import load_classifier
 from cavesson.ops.linear import without_tf32
-from cavesson.rewards.classifier import CUT
-
-_LOGGER = logging.getLogger(__name__)
+from cavesson.rewards.limits import CutNotice, longest_text
 
 
 class PipelineReward:
@@ -52,26 +49,26 @@ class PipelineReward:
             )
         self.pipe: Any = pipeline(task, model=model, tokenizer=tokenizer, device=device)  # type: ignore[call-overload]
         self.label, self.apply, self.batch_size = label, apply, batch_size
-        self.path, self.has_cut = path, False
+        self.longest, self.notice = longest_text(model, tokenizer), CutNotice(path)
         known = list((self.pipe.model.config.id2label or {}).values())
         if label not in known:
             raise UserError(f"{path} has no label {label!r}; it has {', '.join(known)}")
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        self._note_cut(texts)
+        if self.longest is not None:
+            room = self.longest - self.pipe.tokenizer.num_special_tokens_to_add()
+            long = [text for text in texts if len(text.encode()) > room]  # a token has at least one byte
+            self.notice(self.longest, long, self._sizes)
         results = self.pipe(
-            texts, top_k=None, function_to_apply=self.apply, batch_size=self.batch_size, truncation=True
+            texts,
+            top_k=None,
+            function_to_apply=self.apply,
+            batch_size=self.batch_size,
+            truncation=self.longest is not None,
+            max_length=self.longest,
         )
         return [next(r["score"] for r in labels if r["label"] == self.label) for labels in results]
 
-    def _note_cut(self, texts: Sequence[str]) -> None:
-        """Say once that texts are cut, if some have more tokens than the model reads."""
-        longest = self.pipe.tokenizer.model_max_length
-        room = longest - self.pipe.tokenizer.num_special_tokens_to_add()
-        long = [text for text in texts if len(text.encode()) > room]  # a token has at least one byte
-        if self.has_cut or not long:
-            return
-        self.has_cut = any(len(ids) > longest for ids in self.pipe.tokenizer(long, verbose=False)["input_ids"])
-        if self.has_cut:
-            _LOGGER.warning(CUT, self.path, longest)
+    def _sizes(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.pipe.tokenizer(list(texts), verbose=False)["input_ids"]]

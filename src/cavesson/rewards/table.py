@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from cavesson.errors import UserError
+from cavesson.errors import UserCodeError, UserError
 from cavesson.rewards.base import RewardFunction, call_reward, load_function
 from cavesson.rewards.classifier import ClassifierReward
-from cavesson.rewards.code import CodeReward
-from cavesson.rewards.exact_match import exact_match
+from cavesson.rewards.code import CodeReward, tests_of
+from cavesson.rewards.exact_match import exact_match, right_answers
 from cavesson.rewards.http import HttpReward
 from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.pipeline import PipelineReward
@@ -59,15 +59,30 @@ def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> t
 def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
     """Call every reward once, with an empty and a short response to the first two prompts of the data.
 
-    This detects errors in rewards before a model is loaded and before anything is written.
+    This detects errors in rewards before a model is loaded and before anything is written. Built-in rewards also check
+    their columns in all rows.
 
     Raises:
         UserError: a reward takes other arguments, needs a column that the data does not have, raises an exception, or
             does not return one number per response.
     """
+    check_columns(rewards, prompts, columns)
     responses = ["", "Yes."][: len(prompts)]
     rows = {name: list(values[: len(responses)]) for name, values in columns.items()}
     score(rewards, prompts[: len(responses)], responses, rows)
+
+
+def check_columns(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Check the columns that built-in rewards need, in every row.
+
+    Raises:
+        UserError: a column is missing, or one of its rows cannot be used.
+    """
+    for reward in rewards:
+        if reward.function is exact_match:
+            right_answers(prompts, columns.get("ground_truth"))
+        elif isinstance(reward.function, CodeReward):
+            tests_of(prompts, columns.get("tests"))
 
 
 def score(
@@ -76,14 +91,14 @@ def score(
     """Call every reward and add up all parts, each multiplied by the weight of its reward.
 
     Raises:
-        UserError: two rewards return parts with the same name, or a reward fails.
+        UserCodeError: two rewards return parts with the same name, or a reward fails.
     """
     parts: dict[str, list[float]] = {}
     total = [0.0] * len(responses)
     for reward in rewards:
         for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
             if name in parts:
-                raise UserError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
+                raise UserCodeError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
             parts[name] = values
             total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
     return Scored(parts, total)

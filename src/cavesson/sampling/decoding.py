@@ -160,7 +160,7 @@ def check_scoring(policy: Policy, expected: FullPasses) -> None:
         UserError: they differ by more than the tolerance.
     """
     prompts, answers, logits = expected
-    batch = padded_prompts(prompts, 0).with_columns(response_ids=answers, mask=torch.ones(answers.shape))
+    batch = padded_prompts(prompts).with_columns(response_ids=answers, mask=torch.ones(answers.shape))
     batch = batch.to(policy.device)
     with without_rounding(policy):
         seen = policy(batch).logprob
@@ -242,7 +242,7 @@ def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPa
 def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Tensor:
     """Return the logits of the tokens that are compared, those of each step after those of the one before."""
     device = causal(model).device
-    batch, answers, kept = padded_prompts(expected.prompts, 0), expected.answers.to(device), _KEPT.to(device)
+    batch, answers, kept = padded_prompts(expected.prompts), expected.answers.to(device), _KEPT.to(device)
     ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
     decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
     logits = [decoder.read(), decoder.append(answers[:, 0])]

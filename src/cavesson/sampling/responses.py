@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.errors import UserError
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
@@ -23,11 +24,20 @@ class StopTexts:
     Args:
         tokenizer: decodes ids to text, from which special tokens are omitted.
         stop: the stop texts, which may be special tokens; if empty, no response is ever cut.
+
+    Raises:
+        UserError: a stop text contains a special token, and is not one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        for text in stop:
+            if text not in special and any(name in text for name in special if name):
+                raise UserError(
+                    f"the stop text {text!r} has a special token beside other text, and is never found, because "
+                    "the text of a response has no special tokens; stop at the token, or at the text without it"
+                )
         # Special tokens are not part of the decoded text, so they are found by their ids.
         self.special = {special[text] for text in stop if text in special}
         self.stop = tuple(text for text in stop if text not in special)
@@ -133,10 +143,10 @@ class Growing:
         """Return the places, in ``rows``, of those that have not ended."""
         return [place for place, row in enumerate(rows) if not self.reasons[row]]
 
-    def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
+    def responses(self, logprobs: Tensor, versions: Tensor) -> Responses:
         """Return the responses; of the other columns, which have all tokens, only what belongs to these is kept."""
         width = max(2, max(map(len, self.ids)))  # the least that a batch keeps (`Batch._cut`)
-        padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in self.ids])
         lengths = torch.tensor([len(ids) for ids in self.ids])
         mask = (torch.arange(width) < lengths[:, None]).float()
         logprobs, versions = (pad_to(column, width) for column in (logprobs, versions))
@@ -168,14 +178,13 @@ def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: 
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def joined(parts: Sequence[Responses], pad: int) -> Responses:
+def joined(parts: Sequence[Responses]) -> Responses:
     """Join parts of a batch, padded to the longest response."""
     width = max(part.mask.shape[1] for part in parts)
 
-    def stack(name: str, value: int = 0) -> Tensor:
-        columns = [getattr(part, name) for part in parts]
-        return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1]), value=value) for c in columns])
+    def stack(name: str) -> Tensor:
+        return torch.cat([pad_to(getattr(part, name), width) for part in parts])
 
     reasons = [reason for part in parts for reason in part.finish_reasons]
-    columns = stack("response_ids", pad), stack("mask"), stack("sampler_logprob")
+    columns = stack("response_ids"), stack("mask"), stack("sampler_logprob")
     return Responses(*columns, reasons, stack("versions"))

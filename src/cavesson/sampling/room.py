@@ -1,12 +1,13 @@
 """Checks that prompts and responses fit into the model's context and into memory."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.device_memory import free_memory
-from cavesson.models.parts import UNSUPPORTED, causal, probe_ids, trunk
+from cavesson.models.parts import UNSUPPORTED, causal, embedding_rows, position_limit, probe_ids, trunk
 
 BYTES_PER_TOKEN = 100
 """Of a response while it is sampled, on CPU: its random number (three copies of 8 bytes), its id as a Python number
@@ -45,14 +46,19 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
             )
 
 
-def position_limit(config: PretrainedConfig) -> int | None:
-    """Return the maximum number of tokens in a sequence that the model supports, or None if it has no such limit."""
-    text = config.get_text_config()
-    most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or 0
-    rope = getattr(text, "rope_parameters", None) or {}
-    if most <= 0 or "factor" not in rope:
-        return most if most > 0 else None
-    return max(most, int(rope["factor"] * (rope.get("original_max_position_embeddings") or most)))
+def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
+    """Check that every token of some prompts has an embedding.
+
+    Raises:
+        UserError: one has none.
+    """
+    rows = embedding_rows(model)
+    largest = max((max(ids) for ids in prompts), default=0)
+    if largest >= rows:
+        raise UserError(
+            f"a prompt has the token {largest}, but the model has embeddings for {rows:,} tokens only: the tokenizer "
+            "belongs to another model, or tokens were added to it without model.resize_token_embeddings"
+        )
 
 
 @torch.no_grad()

@@ -49,7 +49,6 @@ class Sampler:
         is_scored: bool = False,
     ) -> None:
         self.policy = policy
-        self.tokenizer = tokenizer
         self.settings = settings
         self.seed = seed
         self.is_scored = is_scored
@@ -102,7 +101,7 @@ class Sampler:
                 self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings)
                 for part in torch.arange(len(rows)).split(size)
             ]
-        return joined(parts, int(self.tokenizer.pad_token_id))
+        return joined(parts)
 
     def rest(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""
@@ -114,7 +113,7 @@ class Sampler:
         self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64], settings: DecodingSettings
     ) -> Responses:
         growing = Growing(len(prompts), limits, self.eos.tolist(), self.stop)
-        device, model, pad = self.eos.device, self.policy.model, int(self.tokenizer.pad_token_id)
+        device, model = self.eos.device, self.policy.model
         numbers, rows = torch.from_numpy(uniforms).to(device), torch.arange(len(prompts), device=device)
         logprobs = torch.zeros(len(prompts), longest := int(limits.max()), device=device)
         ids, mask = (prompts[name].to(device) for name in ("prompt_ids", "prompt_mask"))
@@ -132,7 +131,7 @@ class Sampler:
                 decoder.keep(kept)
             logits = decoder.append(token)
         versions = torch.full(logprobs.shape, self._version)
-        return growing.responses(logprobs, versions, pad)
+        return growing.responses(logprobs, versions)
 
     def _next(self, logits: Tensor, settings: DecodingSettings, t: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens `[B]` at position t, and their log-probabilities under the distribution sampled from."""

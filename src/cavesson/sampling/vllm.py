@@ -62,7 +62,7 @@ class VllmSampler:
         folder: Path,
         server: VllmServer | None = None,
     ) -> None:
-        self.policy, self.tokenizer, self.settings, self.seed = policy, tokenizer, settings, seed
+        self.policy, self.settings, self.seed = policy, settings, seed
         self.processes, self.skeleton, self.folder, self.server = processes, skeleton, folder, server
         self.client = VllmClient(processes.of_main([server.url] if server else list(settings.servers)), settings.vllm)
         self.stop = StopTexts(tokenizer, settings.stop)
@@ -98,7 +98,7 @@ class VllmSampler:
         ]
         with self._explained():
             parts = self._responses(ids, params, limits, rows.start, self.version)
-        return joined(parts, int(self.tokenizer.pad_token_id))
+        return joined(parts)
 
     def _responses(
         self,
@@ -132,7 +132,7 @@ class VllmSampler:
             growing.append([0], [token])
         if not growing.all_done:
             return None
-        return growing.responses(torch.tensor([sampled.logprobs]), versions, int(self.tokenizer.pad_token_id))
+        return growing.responses(torch.tensor([sampled.logprobs]), versions)
 
     def _steps_of(self, sampled: Sampled, version: str) -> list[int]:
         """Return the number of training steps of the weights of each token.

@@ -10,12 +10,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from cavesson.data.chat import Chat, read_template
 from cavesson.data.encode import Asked, Encoder
 from cavesson.data.types import Turn
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import eos_token_ids
-from cavesson.sampling.room import position_limit
 from cavesson.text.visible import visible
 from cavesson.tools.generate import load_policy
 from cavesson.tools.settings import TalkSettings

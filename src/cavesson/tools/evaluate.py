@@ -56,7 +56,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     likelihood = None
     if settings.text.path or settings.text.mix:
         documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
-        likelihood = measure(policy, documents, settings.text, settings.batch_size, int(tokenizer.pad_token_id))
+        likelihood = measure(policy, documents, settings.text, settings.batch_size)
     rewards: dict[str, Interval] = {}
     answers: list[dict[str, Any]] = []
     if prompts is not None:

@@ -20,6 +20,7 @@ from cavesson.processes import Processes
 from cavesson.record import run_info
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
+from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
@@ -71,6 +72,7 @@ def responses(
     """
     chosen = range(len(prompts)) if indices is None else indices
     total = len(chosen) * settings.samples
+    check_embedded(policy.model, (prompts.ids[index] for index in chosen))
     sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
     sampler.prepare(min(total, settings.batch_size), max((len(prompts.ids[index]) for index in chosen), default=0))
     collector = Collector(prompts, sampler, (), tokenizer)

@@ -14,9 +14,8 @@ from cavesson.data.load import load
 from cavesson.data.prompts import padded_prompts
 from cavesson.data.types import Demonstration
 from cavesson.errors import UserError
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
-from cavesson.sampling.room import position_limit
 from cavesson.tools.settings import HeldOutTextSettings
 
 _LONGEST_WINDOW = 1024
@@ -86,7 +85,7 @@ def windows(document: Document, context: int, stride: int) -> list[Window]:
 
 
 def measure(
-    policy: Policy, documents: Sequence[Document], settings: HeldOutTextSettings, batch_size: int, pad: int
+    policy: Policy, documents: Sequence[Document], settings: HeldOutTextSettings, batch_size: int
 ) -> Likelihood:
     """Measure the mean of −log p over all tokens that count, in all documents together.
 
@@ -106,21 +105,21 @@ def measure(
     if not count:
         raise UserError("text: there is no token to predict; every document needs two")
     total = math.fsum(
-        _log_likelihood(policy, cut[start : start + batch_size], pad) for start in range(0, len(cut), batch_size)
+        _log_likelihood(policy, cut[start : start + batch_size]) for start in range(0, len(cut), batch_size)
     )
     return Likelihood(len(documents), count, -total / count, math.exp(-total / count), context, stride)
 
 
 @torch.no_grad()
-def _log_likelihood(policy: Policy, part: Sequence[Window], pad: int) -> float:
+def _log_likelihood(policy: Policy, part: Sequence[Window]) -> float:
     """Return the sum of log p over the tokens that count in some windows."""
-    batch = padded_prompts([window.context for window in part], pad).with_columns(
-        response_ids=_padded([torch.tensor(window.targets) for window in part], pad),
-        mask=_padded([torch.ones(len(window.targets)) for window in part], 0),
+    batch = padded_prompts([window.context for window in part]).with_columns(
+        response_ids=_padded([torch.tensor(window.targets) for window in part]),
+        mask=_padded([torch.ones(len(window.targets)) for window in part]),
     )
-    counts = _padded([torch.tensor(window.counts, dtype=torch.float64) for window in part], 0)
+    counts = _padded([torch.tensor(window.counts, dtype=torch.float64) for window in part])
     return float((policy(batch.to(policy.device)).logprob.double().cpu() * counts).sum())
 
 
-def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True)

@@ -8,18 +8,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.cluster.connection import is_on_ray
+from cavesson.config_paths import full_path
 from cavesson.data.chat import read_template
 from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
-from cavesson.models.mapped import in_memory, is_mapped
-from cavesson.models.parts import causal
+from cavesson.models.mapped import in_memory
+from cavesson.models.parts import causal, output_head
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton
@@ -28,9 +30,10 @@ from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.shaping import Shaping
-from cavesson.rewards.table import Reward, build_rewards, rehearse
+from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
+from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer, saved_model
@@ -42,6 +45,7 @@ from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
+from cavesson.train.remarks import ending_remarks, loading_remarks, sampling_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 
@@ -53,7 +57,7 @@ class Inputs:
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
-    rewards: RewardFunction | Sequence[Reward] | None = None
+    rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -86,15 +90,25 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
 def as_loaded(settings: RolloutRun | ExampleRun, model: PreTrainedModel) -> RolloutRun | ExampleRun:
     """Return the settings of a run with the dtype of its model object, which a reference or critic is loaded in too.
 
+    Without a path in the settings, it is the name of the object, empty if that was not loaded from anywhere: adapters
+    are saved with it.
+
     Raises:
-        UserError: a setting of how the model is loaded has no effect, because the object is already loaded.
+        UserError: the object has adapters, or a setting of how the model is loaded has no effect, because the object is
+            already loaded.
     """
+    if isinstance(model, PeftModel):
+        raise UserError(
+            "model= has PEFT adapters; pass its base and set model.lora to train new ones, or merge them first: "
+            "model.merge_and_unload()"
+        )
     for name in ("gguf_file", "quantization", "new"):
         settings.refuse(f"model.{name}", "beside a model object, which is already loaded")
     given, dtype = settings.model, str(model.dtype).removeprefix("torch.")
     if "dtype" in given.model_fields_set and given.dtype != dtype:
         raise UserError(f"model.dtype {given.dtype} contradicts the model object, which is in {dtype}")
-    return settings.model_copy(update={"model": given.model_copy(update={"dtype": dtype})})
+    path = given.path if "path" in given.model_fields_set else full_path(model.name_or_path)
+    return settings.model_copy(update={"model": given.model_copy(update={"dtype": dtype, "path": path})})
 
 
 def check_place(name: str, start: StartSettings) -> None:
@@ -133,7 +147,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
-    whole_reads = _whole_reads(policy, processes)
+    _check_full_kl(settings, policy)
+    whole_reads = loading_remarks(policy, processes)
     bare = _placed(policy, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
@@ -158,7 +173,12 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         kl_coef=settings.kl.coef,
         updates=settings.update,
         held_out=_held_out(settings, collector),
-        remarks=[*_remarks(settings, prompts), *whole_reads, *sampling_remarks(sampler)],
+        remarks=[
+            *settings_remarks(settings, prompts),
+            *whole_reads,
+            *ending_remarks(settings, tokenizer, sampler),
+            *sampling_remarks(sampler),
+        ],
     )
 
 
@@ -189,47 +209,13 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
 
 def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
     """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
+    if prompts.held_out is not None:
+        check_columns(rewards, prompts.held_out.texts, prompts.held_out.columns)
     if settings.sampling.max_staleness:
         with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
             thread.submit(rehearse, rewards, prompts.texts, prompts.columns).result()
     else:
         rehearse(rewards, prompts.texts, prompts.columns)
-
-
-def sampling_remarks(sampler: Engine) -> list[str]:
-    """Return a note for the user if a GPU samples more slowly than it could."""
-    if not isinstance(sampler, Sampler) or sampler.decoding.unrecorded is None:
-        return []
-    return [f"sampling does not use a CUDA graph, which would be faster: {sampler.decoding.unrecorded}"]
-
-
-def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
-    """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
-    notes: list[str] = []
-    for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
-        notes += [] if some is None else _remarks_on(some, name)
-    importance = getattr(settings.algorithm, "importance", 0.0)
-    if settings.sampling.max_staleness and not importance:
-        notes.append("responses are sampled by older weights, and no importance weights correct for it")
-    weakness = settings.kl_use.weakness
-    if settings.kl.coef and weakness:
-        notes.append(weakness)
-    filters = settings.sampling.filters
-    if filters:
-        notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")
-    return notes
-
-
-def _remarks_on(prompts: PromptSet, name: str) -> list[str]:
-    """Return notes on prompts, in which `name` is theirs."""
-    dropped, notes = prompts.dropped, list(prompts.notes)
-    if dropped:
-        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
-        count = len(dropped) + len(prompts)
-        notes.append(
-            f"{len(dropped)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
-        )
-    return notes
 
 
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
@@ -265,6 +251,7 @@ def _engine(
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
+    check_embedded(policy.model, (*prompts.ids, *held_out))
     longest = max(map(len, (*prompts.ids, *held_out)))
     if sampling.engine == "transformers":
         rows = len(processes.share(settings.batch_size))
@@ -307,6 +294,18 @@ def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
     )
 
 
+def _check_full_kl(settings: RolloutRun, policy: Policy) -> None:
+    reference = policy.frozen_reference
+    if settings.kl_estimator != "full" or reference is None:
+        return
+    theirs, mine = (output_head(one.model).weight.shape[0] for one in (reference, policy))
+    if theirs != mine:
+        raise UserError(
+            f'kl.estimator "full" compares probabilities of all tokens, and the reference has {theirs:,} of them, the '
+            f"policy {mine:,}; use another estimator, or a reference of the same size"
+        )
+
+
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
     """Build the trainer of an algorithm that learns from given examples."""
     wrong = {"prompts", "rewards"} & set(inputs.given)
@@ -322,7 +321,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model))
-    remarks = _whole_reads(role, processes)
+    remarks = loading_remarks(role, processes)
     bare = _placed(role, processes)
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
@@ -339,17 +338,6 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         settings=settings,
         examples=examples,
     )
-
-
-def _whole_reads(role: Any, processes: Processes) -> list[str]:
-    """Return a note for the user on models that every process has read as a whole, although they will be sharded."""
-    models = {"model": role.model}
-    if isinstance(role, Policy):
-        models |= {"critic": role.critic, "reference": role.frozen_reference}
-    read = [name for name, model in models.items() if model is not None and not is_mapped(model)]
-    if processes.mesh is None or not read:
-        return []
-    return [f"every process reads the whole {' and '.join(read)} before sharding (see Loading in docs/parallel.md)"]
 
 
 def _placed(role: Any, processes: Processes) -> Any:
@@ -388,10 +376,11 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
         rewards = remote_rewards(settings.rewards, workers, settings.ray.timeout)
     elif inputs.rewards is None:
         rewards = build_rewards(settings.rewards, device)
-    elif callable(inputs.rewards):
-        rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)
     else:
-        rewards = tuple(inputs.rewards)
+        given = [inputs.rewards] if callable(inputs.rewards) else inputs.rewards
+        rewards = tuple(
+            one if isinstance(one, Reward) else Reward(getattr(one, "__name__", "reward"), one) for one in given
+        )
     if not rewards:
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards

@@ -50,7 +50,7 @@ class Collector:
             Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `mask`, `sampler_logprob`
             and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the length limit.
         """
-        batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
+        batch = self.prompts.batch(indices)
         responses = self.sampler.sample(batch, step, sample, temperature)
         texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
         batch = batch.with_columns(

@@ -85,7 +85,8 @@ class Training:
             own, not those of the settings.
         tokenizer: of the model.
         prompts: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
-        rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
+        rewards: a function `(prompts, responses, **columns)`, or several, each of which may be a `Reward`
+            with a name and a weight.
         resume: resume the run in `settings.run` from its newest intact checkpoint, or from its first step if it has no
             checkpoint or does not exist yet. Its length may change, and so may settings that do not affect the results.
 
@@ -100,7 +101,7 @@ class Training:
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
-        rewards: RewardFunction | Sequence[Reward] | None = None,
+        rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None,
         resume: bool = False,
     ) -> None:
         self.settings = settings if model is None else as_loaded(settings, model)

@@ -1,0 +1,47 @@
+"""Whether two models read and write the same tokens."""
+
+from torch import nn
+
+from cavesson.errors import UserError
+from cavesson.models.parts import embedding_rows
+from cavesson.models.settings import StartSettings
+from cavesson.models.trained import load_start_tokenizer
+
+
+def check_vocabulary(
+    other: nn.Module, name: str, start: StartSettings, policy: nn.Module, policy_start: StartSettings
+) -> None:
+    """Check that another model has the tokens of the policy.
+
+    The tokenizers decide: models of one family may have embeddings for different numbers of tokens, because these are
+    padded to round numbers, and different tokenizers may be of the same size. Added tokens, which fine-tuning renames,
+    are not compared. If a model has no tokenizer of its own, the numbers of embeddings must be equal.
+
+    Args:
+        other: the other model.
+        name: what it is, for the message.
+        start: where it comes from.
+        policy: the policy's model.
+        policy_start: where the policy comes from.
+
+    Raises:
+        UserError: it has others.
+    """
+    mine, theirs = _tokens(policy_start), _tokens(start)
+    rows = embedding_rows(other)
+    if mine is None or theirs is None:
+        agree = rows == embedding_rows(policy)
+    else:
+        agree = max(mine) < rows and all(theirs.get(number, token) == token for number, token in mine.items())
+    if not agree:
+        raise UserError(f"the {name} {start.path} has a different vocabulary from the policy {policy_start.path}")
+
+
+def _tokens(start: StartSettings) -> dict[int, str] | None:
+    """Return the tokens of a tokenizer by their ids without added ones, or None if the model has no tokenizer."""
+    try:
+        tokenizer = load_start_tokenizer(start)
+    except UserError:  # the folder of a model object, for example, need not have one
+        return None
+    added = tokenizer.added_tokens_decoder
+    return {number: token for token, number in tokenizer.get_vocab().items() if number not in added}
