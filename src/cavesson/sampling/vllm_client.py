@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
 _PAUSE: tuple[str, dict[str, Any]] = ("/pause?mode=keep", {})
 _AT_ONCE = 256
-"""Requests per server at the same time, for each batch of each process; servers form batches of their own."""
+"""Requests per server at the same time, for each batch of each process; servers form their own batches."""
+_FILES = 0.5
+"""Share of the files that the process may open which requests may take."""
 
 
 class _Token(BaseModel):
@@ -226,7 +229,8 @@ class VllmClient:
 
     def _together(self, tasks: Sequence[Callable[[httpx.AsyncClient], Awaitable[T]]]) -> list[T]:
         async def run() -> list[T]:
-            free = asyncio.Semaphore(_AT_ONCE * len(self.servers))
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            free = asyncio.Semaphore(min(_AT_ONCE * len(self.servers), int(_FILES * files)))
             async with self.servers[0].client() as client:
 
                 async def one(task: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
