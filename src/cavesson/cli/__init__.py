@@ -27,6 +27,7 @@ from cavesson.errors import (
     UserError,
     leave_for_launcher,
     lost_process,
+    no_memory,
     no_room,
     of_the_system,
     print_error,
@@ -155,9 +156,12 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _explained(error: Exception) -> str | None:
-    """Return a message for an error of the installation or the operating system, or None for any other error."""
+    """Return a message for an error of the installation or the machine, or None for any other error."""
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED_TO_TRAIN:
         return f"training needs {error.name}; install it with: pip install 'cavesson[train]'"
+    memory = no_memory(error)
+    if memory is not None:
+        return f"{memory}; use a smaller batch size or model, or free memory"
     return lost_process(error) or of_the_system(error)
 
 

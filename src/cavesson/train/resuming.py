@@ -26,7 +26,12 @@ Changes = dict[str, list[Any]]
 
 LENGTH = ("steps", "epochs")
 PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
-MAY_CHANGE = (*LENGTH, *PLACES, "evaluation", "checkpoint", "doctor", "trackers", "project")
+MEMORY = (
+    "model.device", "model.gradient_checkpointing", "sampling.batch_size",
+    "update.micro_batch_size", "update.in_backward", "update.layout",
+)  # fmt: skip
+"""Where and in which parts a step is computed."""
+MAY_CHANGE = (*LENGTH, *PLACES, *MEMORY, "evaluation", "checkpoint", "doctor", "trackers", "project")
 """Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
 
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import continuation, way_on
 from cavesson.config import describe
 from cavesson.errors import (
+    NoMemoryError,
     NonFiniteError,
     NoRoomError,
     StoppedError,
@@ -42,7 +43,7 @@ from cavesson.train.description import check_same_data, check_same_model, descri
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
-from cavesson.train.memory import keep_freed_memory, return_freed_memory
+from cavesson.train.memory import enough_memory, keep_freed_memory, less_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
@@ -50,6 +51,9 @@ from cavesson.train.recording import Reachable, begin_record, lost_record, recor
 from cavesson.train.resuming import changes, notes_on, own_batches, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
+
+_CONTINUED = (StoppedError, UserCodeError, NoRoomError, NoMemoryError, KeyboardInterrupt, TerminatedError)
+"""Errors after which a run can be continued."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Training:
             if self._begun and self.processes.is_main:
                 self._lock()  # from here on, so that no other process can resume it before this one starts
             self._choices = choices_of(settings.run, self.processes.rank) if self._begun else Choices()
-            with self.processes.watched(), using(self._choices):
+            with self.processes.watched(), using(self._choices), self._enough_memory():
                 self._build()
         except BaseException:
             if hasattr(self, "trainer"):
@@ -229,7 +233,7 @@ class Training:
             self._open_record()
             keep_choices(self._choices, self.settings.run, self.processes.rank)
             self.processes.way_on = way_on(self.settings.run)
-            with logging_to(self.settings.run, self.settings.record_place, self.processes.rank):
+            with logging_to(self.settings.run, self.settings.record_place, self.processes.rank), self._enough_memory():
                 yield trackers
         except BaseException as error:
             self._remove_unbegun(error)
@@ -243,10 +247,15 @@ class Training:
             finally:
                 self._release()
 
+    def _enough_memory(self) -> AbstractContextManager[None]:
+        def place() -> str:
+            return f"step {self.trainer.next_step}" if hasattr(self, "trainer") else "before the first step"
+
+        return enough_memory(place, less_memory(self.settings))
+
     def _add_way_on(self, error: BaseException) -> None:
         """Add a note to an error that says how to continue the run, if that is possible."""
-        ends = isinstance(error, StoppedError | UserCodeError | NoRoomError | KeyboardInterrupt | TerminatedError)
-        way = continuation(self.settings.run) if ends or no_room(error) else None
+        way = continuation(self.settings.run) if isinstance(error, _CONTINUED) or no_room(error) else None
         if way is None:
             return
         step = self.trainer.next_step
