@@ -30,7 +30,7 @@ _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which re
 _CHECKSUMS = "checksums.json"
 _SLICES, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where the slices in a file begin, in its metadata; these names let torch.distributed.checkpoint read it too."""
-FORMAT = 5
+FORMAT = 6
 """Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
