@@ -13,7 +13,9 @@ from train_helpers import PROMPTS, build, farthest, finish, quiet, settings, une
 import cavesson
 import cavesson.train.run
 import cavesson.train.update
+from cavesson.command_line import continuation
 from cavesson.errors import NoMemoryError, UserError
+from cavesson.record import write_run
 from cavesson.train.resuming import settings_of
 from cavesson.train.run import Training
 
@@ -99,6 +101,17 @@ def test_a_longer_run_is_the_run_that_was_as_long_from_its_start(tmp_path: Path)
     assert info["changes"] == [{"attempt": 1, "start_step": 2, "settings": changed}]
     attempt = json.loads((tmp_path / "run" / "attempts" / "0001.json").read_bytes())
     assert (attempt["attempt"], attempt["start_step"]) == (1, 2)
+
+
+def test_the_number_of_processes_is_that_of_the_latest_attempt(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Training(settings(run, data__path=str(written(tmp_path)), rewards=[{"use": "lowercase"}])).run(quiet)
+    write_run(run, cavesson.open(run).info | {"processes": 2})
+    before = cavesson.open(run).info
+    assert "--processes 2" in str(continuation(run))
+    Training(settings_of(run, "ppo", []), resume=True).run(quiet)
+    assert cavesson.open(run).info == before | {"processes": 1}
+    assert "--processes" not in str(continuation(run))
 
 
 def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from cavesson.record.storage import reaching, storage
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.loop import Trainer
 
 Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
@@ -94,14 +95,25 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
     return found
 
 
-def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
-    """Write the new settings to run.json, together with the previous values of those that changed."""
+def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer) -> None:
+    """Write to run.json the number of processes that train now, and new settings with their previous values."""
     info = recorded(settings.run)
+    now = info | {"processes": trainer.learner.processes.count}
+    if changed:
+        now |= _changed(settings, changed, trainer, info)
+    if now != info:
+        write_run(settings.run, now)
+
+
+def _changed(
+    settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer, info: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what run.json says of new settings, after what it has said before."""
     with reaching(settings.record_place):
         attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
-    entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
+    entry = {"attempt": attempt, "start_step": trainer.next_step, "settings": changed}
     config = settings.model_dump(mode="json")
-    write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})
+    return {"config": config, "steps": trainer.steps, "changes": [*info.get("changes", []), entry]}
 
 
 def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:

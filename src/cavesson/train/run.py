@@ -320,8 +320,8 @@ class Training:
                 check_new_record(settings.record)
             self._made = True
             write_run(folder, describe_run(settings, self._inputs, trainer))
-        elif self._changes:
-            record_changes(settings, self._changes, trainer.next_step, trainer.steps)
+        else:
+            record_changes(settings, self._changes, trainer)
         begin_record(settings, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
