@@ -29,7 +29,7 @@ class Reports(Callback):
         """of every step so far, in order"""
 
     def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
-        if step < trainer.steps:
+        if step < trainer.end:
             self.metrics.append(metrics)
             self.report(step, dict(metrics))
 
@@ -49,7 +49,7 @@ class Checkpoints(Callback):
     def on_step(self, trainer: Trainer) -> None:
         every = self.settings.every
         is_due = every and trainer.next_step % every == 0
-        if is_due or trainer.next_step == trainer.steps or trainer.stop is not None:
+        if is_due or trainer.next_step == trainer.end or trainer.stop is not None:
             self._save(trainer)
 
     def on_update(self, trainer: Trainer, done: int) -> None:

@@ -66,11 +66,11 @@ def enough_memory(place: Callable[[], str], advice: str) -> Iterator[None]:
 def less_memory(settings: RolloutRun | ExampleRun) -> str:
     """Return which settings, different from what they are, would let a run need less memory."""
     ways, update = [], settings.update
-    samples = isinstance(settings, RolloutRun) and settings.sampling.engine == "transformers"
+    sampling = settings.sampling if isinstance(settings, RolloutRun) else None
     if update.micro_batch_size != 1 and not update.in_backward:
         ways.append(f"a smaller update.micro_batch_size (now {update.micro_batch_size or 'all rows'})")
-    if samples and settings.sampling.batch_size != 1:
-        ways.append(f"a smaller sampling.batch_size (now {settings.sampling.batch_size or 'all responses'})")
+    if sampling is not None and sampling.engine == "transformers" and sampling.batch_size != 1:
+        ways.append(f"a smaller sampling.batch_size (now {sampling.batch_size or 'all responses'})")
     if not settings.model.gradient_checkpointing:
         ways.append("model.gradient_checkpointing = true")
     if settings.parallel.shard == "none":

@@ -101,6 +101,8 @@ def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, trainer:
     now = info | {"processes": trainer.learner.processes.count}
     if changed:
         now |= _changed(settings, changed, trainer, info)
+    if "steps" in changed:
+        now = without_end(now)
     if now != info:
         write_run(settings.run, now)
 
@@ -123,6 +125,18 @@ def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
     """
     begins = run_info(folder).get("fork", {}).get("step") == checkpoint.step and "updates" not in checkpoint.state
     return checkpoint._replace(batches={**checkpoint.batches, "ahead": []}) if begins else checkpoint
+
+
+def end_of_fork(folder: Path) -> int | None:
+    """Return the step before which the run ends if it is a fork that is compared with another one; else None."""
+    end: int | None = run_info(folder).get("fork", {}).get("end")
+    return end
+
+
+def without_end(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of run.json for a fork that is trained to its last step, like any other run."""
+    fork = {name: value for name, value in info.get("fork", {}).items() if name != "end"}
+    return info | ({"fork": fork} if fork else {})
 
 
 def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:

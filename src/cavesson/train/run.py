@@ -48,7 +48,7 @@ from cavesson.train.online import RolloutTrainer
 from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
-from cavesson.train.resuming import changes, notes_on, own_batches, record_changes, settings_of
+from cavesson.train.resuming import changes, end_of_fork, notes_on, own_batches, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
 
@@ -152,6 +152,7 @@ class Training:
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(own_batches(folder, checkpoint))
+        trainer.until = None if "steps" in self._changes else end_of_fork(folder)
         if trainer.next_step > trainer.steps:
             raise UserError(
                 f"{folder} has already done {counted(trainer.next_step, 'step')}: it cannot end after {trainer.steps}"
@@ -174,7 +175,7 @@ class Training:
             lock.release()
 
     def __repr__(self) -> str:
-        done = f"{self.trainer.next_step} of {self.trainer.steps} steps done"
+        done = f"{self.trainer.next_step} of {self.trainer.end} steps done"
         return f"Training({name_of(self.settings)}, {str(self.settings.run)!r}, {done})"
 
     def _repr_html_(self) -> str:
@@ -182,7 +183,7 @@ class Training:
         defaults = {name: default for name, _, default, _ in describe(type(self.settings))}
         now = {name: value for name, _, value, _ in describe(type(self.settings), values=self.settings)}
         changed = {name: value for name, value in now.items() if defaults.get(name) != value}
-        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.steps} steps", **changed}
+        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.end} steps", **changed}
         return page(f"Training by {name_of(self.settings)} into {self.settings.run}", facts, {})
 
     @property
@@ -207,7 +208,7 @@ class Training:
             notes = self._notes()
             with (
                 trainer.signals,
-                Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
+                Progress(trainer.end, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
                 trainer.recorder or nullcontext(),
                 trackers or nullcontext(),
             ):
@@ -302,8 +303,8 @@ class Training:
     def _notes(self) -> list[str]:
         trainer = self.trainer
         notes = [*self._remarks, *notes_on_products(self._choices), *trainer.notes()]
-        if trainer.next_step >= trainer.steps:
-            done = f"{self.settings.run} is complete: all its steps are done ({trainer.steps})"
+        if trainer.next_step >= trainer.end:
+            done = f"{self.settings.run} is complete: all its steps are done ({trainer.end})"
             notes.append(f"{done}; to train longer, resume it with a larger number of steps")
         return notes
 
