@@ -228,6 +228,10 @@ class RolloutRun(RunSettings):
         """Return how many of a step's responses are learned from."""
         return responses
 
+    def most_learned(self, share: int) -> int:
+        """Return how many of the responses that a step learns from a process may have, of `share` that are its own."""
+        return share
+
     @property
     def scoring_temperature(self) -> float:
         """The temperature that divides the logits of policy and reference when responses are scored."""

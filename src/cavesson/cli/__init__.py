@@ -176,6 +176,16 @@ def _way_on(error: BaseException) -> list[str]:
     return notes
 
 
+def _place(resume: Path | None, flags: list[str]) -> list[str]:
+    """Return the flag for the folder that --resume names, if it does; --run must not name another one."""
+    if resume is None:
+        return []
+    for given in (flag.removeprefix("--run=") for flag in flags if flag.startswith("--run=")):
+        if Path(given.strip("\"'")).resolve() != resume.resolve():
+            raise UserError(f"--run {given} has no effect with --resume {resume}: remove one of the two")
+    return ["--run", str(resume)]
+
+
 def _add_training(name: str, entry: Entry) -> None:
     """Add the command of an algorithm."""
 
@@ -196,8 +206,7 @@ def _add_training(name: str, entry: Entry) -> None:
 
             settings = settings_of(resume, name, flags)
         else:
-            place = [] if resume is None else ["--run", str(resume)]
-            settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
+            settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *_place(resume, flags)])
         if is_ray_launcher(ray, processes, flags):
             from cavesson.cluster.launcher import launch_on_ray
 
@@ -206,15 +215,14 @@ def _add_training(name: str, entry: Entry) -> None:
         if is_launcher(processes):
             launch(processes, lambda: continuation(settings.run))
             return
+        from cavesson.processes import is_main
         from cavesson.record.show import headline
         from cavesson.train.run import Training
 
-        result = Training(settings, resume=resume is not None).run()
-
-        print(
-            f"run      {result.folder}\nmodel    {result.folder}/model\nnext     {command_line('show', result.folder)}"
-        )
-        print(f"result   {headline(result.folder)}")
+        result = Training(settings, resume=resume is not None).run(keep_metrics=False)
+        if is_main():
+            print(f"run      {result.folder}\nmodel    {result.folder}/model")
+            print(f"next     {command_line('show', result.folder)}\nresult   {headline(result.folder)}")
 
 
 for _name, _entry in ALGORITHMS.items():

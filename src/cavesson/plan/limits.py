@@ -6,6 +6,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.plan.devices import Device
 from cavesson.plan.prediction import Memory
 from cavesson.plan.vllm import server_weights, servers_of
+from cavesson.registry import name_of
 
 _ON_HOST = ("weights", "critic", "reference", "optimiser")
 
@@ -17,6 +18,12 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) ->
         yield (
             f"parallel.offload keeps {_gb(size)} of this memory (weights and optimiser), and gradients, in the host's "
             "memory; the time of copies and of AdamW on the host is not predicted"
+        )
+    if isinstance(settings, RolloutRun) and settings.algorithm.max_batches > 1:
+        most = settings.algorithm.max_batches
+        yield (
+            f"{name_of(settings)}.resample: a step samples and scores up to {most} batches, in up to {most} times the "
+            "predicted time; one is predicted"
         )
     if isinstance(settings, RolloutRun) and settings.sampling.engine == "vllm":
         yield from _limits_of_vllm(settings, memory)

@@ -21,16 +21,17 @@ class Log(Callback):
 
 
 class Reports(Callback):
-    """Calls a function with the metrics of every step, and keeps them."""
+    """Calls a function with the metrics of every step, and keeps them if `keep` is set."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: Report, keep: bool) -> None:
+        self.report, self.keep = report, keep
         self.metrics: list[Metrics] = []
         """of every step so far, in order"""
 
     def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
         if step < trainer.end:
-            self.metrics.append(metrics)
+            if self.keep:
+                self.metrics.append(metrics)
             self.report(step, dict(metrics))
 
 

@@ -149,7 +149,7 @@ def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: in
     schedule = settings.optimizer.schedule
     if schedule != "constant" and not changed.keys().isdisjoint(LENGTH):
         notes.append(
-            f"the {schedule} schedule now decays to zero over {counted(steps, 'step')}: the learning rates from step "
+            f"the {schedule} schedule now decays over {counted(steps, 'step')}: the learning rates from step "
             f"{start_step} are those of a run of that length, the earlier ones are not"
         )
     return notes

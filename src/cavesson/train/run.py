@@ -62,7 +62,7 @@ class Result:
 
     folder: Path
     metrics: list[dict[str, float]]
-    """of every step this call did, in order"""
+    """of every step this call did, in order; empty if they were not kept"""
     final: dict[str, float]
     """what was measured of the trained model; empty for algorithms that learn from their own responses"""
     policy: Any
@@ -192,11 +192,12 @@ class Training:
         assert isinstance(self.trainer, RolloutTrainer)
         return self.trainer.batches.collector
 
-    def run(self, report: Report | None = None) -> Result:
+    def run(self, report: Report | None = None, *, keep_metrics: bool = True) -> Result:
         """Train to the last step and save the model.
 
         Args:
             report: called after every step; None shows a live table.
+            keep_metrics: keep the metrics of every step for the result, about 6 KB of memory per step.
 
         Raises:
             UserError: a number is not finite, a reward failed, or the disk is full.
@@ -212,7 +213,7 @@ class Training:
                 trainer.recorder or nullcontext(),
                 trackers or nullcontext(),
             ):
-                reports = Reports(report or progress.report)
+                reports = Reports(report or progress.report, keep_metrics)
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
                     later = (*trainer.notes(), *notes_on_products(self._choices))
