@@ -117,7 +117,9 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
         cli.main()
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"cavesson: out of memory: {4 * 2**60} bytes more could not be allocated; use a smaller batch")
+    assert line.startswith(
+        f"cavesson: out of memory: {4 * 2**60} bytes more could not be allocated; use a smaller batch"
+    )
 
 
 @pytest.mark.parametrize(("given", "refused"), [("other", True), ("runs/mine", False), ("./runs/../runs/mine", False)])

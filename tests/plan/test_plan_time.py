@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
+from transformers import MixtralConfig, PreTrainedTokenizerBase, Qwen3MoeConfig
 
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import tf32
 from cavesson.plan.devices import DEVICES, Device, device_of
-from cavesson.plan.operations import Operation, Operations, Precision
 from cavesson.plan.limits import limits
+from cavesson.plan.operations import Operation, Operations, Precision
 from cavesson.plan.predict import Predictor, _candidates
 from cavesson.plan.prediction import Memory
 from cavesson.plan.recipe import Planned
@@ -229,6 +229,22 @@ def test_resampling_is_said_not_to_be_predicted(command: str, tmp_path: Path) ->
         f"{command}.resample: a step samples and scores up to 3 batches, in up to 3 times the predicted time; "
         "one is predicted"
     ]
+
+
+def test_the_reference_of_dpo_is_said_not_to_be_predicted(tmp_path: Path) -> None:
+    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    assert list(limits(run_of("dpo", tmp_path), memory, SLOW)) == []
+    (line,) = limits(run_of("dpo", tmp_path, reference__path="other"), memory, SLOW)
+    assert line.startswith("reference.path: before the first step, the reference scores all pairs")
+
+
+def test_experts_are_said_to_be_counted_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    run = run_of("ppo", tmp_path, sampling__engine="vllm", sampling__servers=["http://host:8000"])
+    for config, number in ((tiny_model().config, 1), (MixtralConfig(), 2), (Qwen3MoeConfig(), 2)):
+        monkeypatch.setattr("cavesson.plan.limits.config_of", lambda settings, config=config: config)
+        lines = list(limits(run, memory, SLOW))
+        assert len(lines) == number and lines[0].startswith("the model is a mixture of experts") == (number == 2)
 
 
 def test_the_cache_of_a_token() -> None:

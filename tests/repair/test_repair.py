@@ -289,9 +289,7 @@ def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("steps", [2, 6])
-def test_a_fork_has_the_learning_rates_of_the_run(
-    place: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """A cosine over all eight steps of the run, whatever the length of the forks; longer forks have longer ones."""
     run, start = place / "run", 4
     monkeypatch.chdir(place)
@@ -347,7 +345,7 @@ def test_a_file_that_cannot_be_copied_is_said_in_a_line(place: Path) -> None:
     lost = place / "run" / "checkpoints" / "step-00000004" / "weights.safetensors"
     lost.unlink()
     lost.symlink_to("nowhere")
-    with pytest.raises(UserError, match=r"weights\.safetensors cannot be copied into the fork: .*No such file") as raised:
+    with pytest.raises(UserError, match=r"weights\.safetensors cannot be copied into the fork: ") as raised:
         fork(place / "run", place / "fork", planned({}, 4), {})
     assert "\n" not in str(raised.value) and not (place / "fork").exists()
 

@@ -14,7 +14,7 @@ from cavesson.errors import UserError
 from cavesson.models.load import with_pad_token
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.devices import Device
-from cavesson.plan.largest import learned_rows, largest_rollouts, largest_sequences
+from cavesson.plan.largest import largest_rollouts, largest_sequences, learned_rows
 from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place

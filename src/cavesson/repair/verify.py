@@ -11,8 +11,8 @@ from cavesson.doctor.own import all_rules
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.words import Language, language
 from cavesson.errors import UserError
-from cavesson.record import open as open_run
 from cavesson.record import Lock, run_info
+from cavesson.record import open as open_run
 from cavesson.repair.compare import COLUMNS, Compared, compare
 from cavesson.repair.fork import ending, fork, is_done, resume
 from cavesson.repair.plan import Plan, check_run, chosen, new_plan, read_plan
