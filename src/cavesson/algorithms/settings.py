@@ -229,8 +229,8 @@ class RolloutCheckpointSettings(CheckpointSettings):
     """The saved states from which a run resumes."""
 
     updates: int = Field(0, ge=0)
-    """optimiser steps between checkpoints within a training step, which include its rollouts, and of which the newest is
-    kept; 0 = only between training steps"""
+    """optimiser steps between checkpoints within a training step, which include its rollouts; the newest of these is
+    kept. 0 = only between training steps"""
 
     @property
     def is_single(self) -> bool:

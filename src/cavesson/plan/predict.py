@@ -124,8 +124,9 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
         yield "model.gradient_checkpointing", True
     if not settings.update.in_backward:
         yield "update.in_backward", True
-    is_online = isinstance(settings, RolloutRun)
-    most = learned_rows(settings, processes) if is_online else math.ceil(settings.batch_size / processes)
+    most = math.ceil(settings.batch_size / processes)
+    if isinstance(settings, RolloutRun):
+        most = learned_rows(settings, processes)
     rows = min(settings.update.micro_batch_size or most, most)
     for other in {max(1, rows // 2), min(2 * rows, most)} - {rows}:
         yield "update.micro_batch_size", other
