@@ -85,11 +85,11 @@ def repaired(case: Case, runs: Path, out: Path) -> Repair:
     )
 
 
-def _train(case: Case, runs: Path, fork: Path, end: int) -> None:
+def _train(case: Case, runs: Path, fork: Path) -> None:
     setup = planted(case, runs)
     kind: Any = RUNS[case.algorithm]
     with patched(setup):
-        train_with(check(kind, run_info(fork)["config"] | {"run": fork, "steps": end}, str(fork)), setup)
+        train_with(check(kind, run_info(fork)["config"] | {"run": fork}, str(fork)), setup)
     shutil.rmtree(fork / "model", ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -94,6 +95,10 @@ class NoRoomError(UserError):
     """There was no room to write what a run needs; the message says where and why, and a note how to continue."""
 
 
+class NoMemoryError(UserError):
+    """The memory of a device was not enough; the message says where and what needs less, and a note how to continue."""
+
+
 class NoRoom(NamedTuple):
     """Why there was no room to write, and what to do about it."""
 
@@ -114,6 +119,18 @@ def no_room(error: BaseException) -> NoRoom | None:
         return _NO_ROOM.get(error.errno or 0)
     # safetensors gives the error number only in its message.
     return next((room for number, room in _NO_ROOM.items() if f"(os error {number})" in str(error)), None)
+
+
+def no_memory(error: BaseException) -> str | None:
+    """Return a line about a device without enough memory, or None if the error has another cause."""
+    # PyTorch raises a RuntimeError for the CPU, and for what CUDA's libraries need.
+    words = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    if not isinstance(error, MemoryError) and not (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    ):
+        return None
+    wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+    return f"out of memory: {wanted[1]} more could not be allocated" if wanted else "out of memory"
 
 
 def of_the_system(error: BaseException) -> str | None:

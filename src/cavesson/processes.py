@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cavesson.errors import UserError
 from cavesson.ops.masked import weighted_mean
+from cavesson.text.counting import counted
 from cavesson.watchdog import Watchdog
 
 T = TypeVar("T")
@@ -42,6 +43,33 @@ def _current(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _check_gpus(device: torch.device | None) -> None:
+    """Check that there is a GPU for each process of this machine.
+
+    Args:
+        device: that the settings name; None = any GPU.
+
+    Raises:
+        UserError: the machine has no such GPU or fewer than processes, or several processes would share one.
+    """
+    count, here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    index, gpus = None if device is None else device.index, torch.cuda.device_count()
+    if index is not None and count > 1:
+        raise UserError(
+            f'model.device "{device}" is a single GPU, but {count} processes train; set it to "cuda", and '
+            "CUDA_VISIBLE_DEVICES to the GPUs to use"
+        )
+    if index is not None and index >= gpus:
+        raise UserError(f'model.device "{device}": this machine has {counted(gpus, "GPU")}, numbered from cuda:0')
+    # A launcher may show each process only its own GPU.
+    shown = gpus == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    if here > gpus and not shown:
+        raise UserError(
+            f"{here} processes train on this machine, which has {counted(gpus, 'GPU')}: start as many as there are "
+            'GPUs, or set model.device to "cpu"'
+        )
+
+
 def _check_exchanges_on_host() -> None:
     """Check that the process group, which may be older than this run, can exchange tensors in the memory of the host.
 
@@ -66,7 +94,7 @@ class Processes:
         offload: whether sharded weights are kept in the memory of the host.
 
     Raises:
-        UserError: there is no such device, or there is nothing to shard over.
+        UserError: there is no such device, there are fewer GPUs than processes, or there is nothing to shard over.
     """
 
     def __init__(
@@ -86,6 +114,8 @@ class Processes:
             raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
         # By default, accelerate would choose an Apple GPU, which lacks the float64 needed to draw tokens.
         cpu = chosen.type == "cpu" if chosen else not torch.cuda.is_available()
+        if not cpu and (chosen is None or chosen.type == "cuda"):
+            _check_gpus(chosen)
         longest = {} if timeout is None else {"timeout": timedelta(seconds=timeout + _MARGIN)}
         # NCCL has no operations on the memory of the host.
         backend = {"backend": "cuda:nccl,cpu:gloo"} if offload and not cpu else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cavesson import cli
 from cavesson.command_line import continuation
@@ -104,3 +105,52 @@ def test_the_way_on_stands_at_the_end_of_the_line(
     assert line.startswith("cavesson: ")
     found = line.partition("; continue with: ")[2]
     assert found.endswith(way) if way else "continue" not in line
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def app() -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["cavesson", "evaluate", "model"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"cavesson: out of memory: {4 * 2**60} bytes more could not be allocated; use a smaller batch"
+    )
+
+
+@pytest.mark.parametrize(("given", "refused"), [("other", True), ("runs/mine", False), ("./runs/../runs/mine", False)])
+def test_resume_and_run_name_one_folder(given: str, refused: bool) -> None:
+    if refused:
+        with pytest.raises(UserError, match=r"--run other has no effect with --resume runs/mine: remove one"):
+            cli._place(Path("runs/mine"), ["--steps=3", f"--run={given}"])
+    else:
+        assert cli._place(Path("runs/mine"), [f"--run={given}"]) == ["--run", "runs/mine"]
+    assert cli._place(None, [f"--run={given}"]) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_says_where_the_result_is(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Done:
+        folder = Path("runs/mine")
+
+        def __init__(self, *given: Any, **names: Any) -> None:
+            pass
+
+        def run(self, **names: Any) -> "Done":
+            assert names == {"keep_metrics": False}  # nobody looks at them, and there may be many
+            return self
+
+    monkeypatch.setattr("cavesson.train.run.Training", Done)
+    monkeypatch.setattr("cavesson.record.show.headline", lambda folder: "good")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(sys, "argv", ["cavesson", "ppo", "--run", "runs/mine"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == (["run", "model", "next", "result"] if rank == 0 else [])

@@ -60,6 +60,7 @@ def test_in_the_recipe(folder: Path, mistake: str) -> None:
 
 
 FLAGS = {
+    "two folders": (["--resume", "run", "--run", "other"], ["--run other has no effect with --resume run"]),
     "an unknown flag": (["--kl.coeff", "0.1"], ["kl.coeff", "kl.coef"]),
     "a flag without its group": (["--coef", "0.1"], ["coef", "kl.coef"]),
     "a flag without a value": (["--kl.coef"], ["--kl.coef needs a value"]),

@@ -15,7 +15,7 @@ from cavesson.data.prompts import load_prompts
 from cavesson.models.policy import build_learner
 from cavesson.models.tiny import tiny_model
 from cavesson.plan.heap import Heap, has_glibc
-from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
+from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences, scored_rows
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.skeleton import skeleton
@@ -196,6 +196,22 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     # The advantages of RLOO contain the KL, which is known only when all responses are scored.
     split = run_of("rloo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
     assert not largest_rollouts(split, load_prompts(run.data, tokenizer)).single_pass
+
+
+@pytest.mark.parametrize(
+    ("selection", "processes", "rows", "passes"),
+    [("top", 1, 2, 1), ("top", 4, 2, 1), ("local", 1, 2, 1), ("local", 2, 1, 1)],
+)
+def test_raft_learns_from_one_of_k_responses(
+    selection: str, processes: int, rows: int, passes: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Of eight responses two are kept; the best of all may be those of one process, but not the best per prompt."""
+    run = run_of("raft", tmp_path, raft__k=4, samples_per_prompt=4, raft__selection=selection)
+    largest = largest_rollouts(run, load_prompts(run.data, tokenizer), processes)
+    assert (largest.rows, largest.passes, largest.sampled) == (rows, passes, 8 // processes)
+    assert scored_rows(run, processes) == 8 // processes  # all of them are ranked
+    split = run_of("raft", tmp_path, raft__k=2, update__mini_batches=2, update__micro_batch_size=1)
+    assert largest_rollouts(split, load_prompts(run.data, tokenizer)).passes == 2  # 8 / 2 / 2 rows, one after the other
 
 
 def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
+from transformers import MixtralConfig, PreTrainedTokenizerBase, Qwen3MoeConfig
 
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import tf32
 from cavesson.plan.devices import DEVICES, Device, device_of
+from cavesson.plan.limits import limits
 from cavesson.plan.operations import Operation, Operations, Precision
-from cavesson.plan.predict import Predictor
+from cavesson.plan.predict import Predictor, _candidates
+from cavesson.plan.prediction import Memory
 from cavesson.plan.recipe import Planned
 from cavesson.plan.time import Duration, duration
 from cavesson.plan.vllm import cache_bytes
@@ -186,6 +188,63 @@ def test_variants_are_other_predictions(tmp_path: Path) -> None:
     now = found.predict(settings)  # type: ignore[arg-type]
     assert variants['parallel.shard = "full"'].memory.peak < now.memory.peak
     assert "weight sync" in variants['sampling.engine = "vllm"'].times
+
+
+def test_raft_takes_the_time_of_the_rows_that_it_keeps(tmp_path: Path) -> None:
+    found, one = predictor("raft", tmp_path, 1, raft__k=2, update__micro_batch_size=1, update__epochs=3)
+    memory = found.predict(one).memory  # type: ignore[arg-type]
+    times = found.predict(one).times  # type: ignore[arg-type]
+    h100 = DEVICES["h100"]
+    once, step = (duration(memory.work[name], h100, 1) for name in ("learning", "optimiser step"))
+    assert times["update"].total == pytest.approx((once * (3 * 8 / 2) + step * 3).total)
+    assert times["scoring"].total == pytest.approx((duration(memory.work["scoring"], h100, 1) * 8).total)
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "proposed"),
+    [
+        ("ppo", {"update__mini_batches": 4}, {1}),  # of 2 rows in a mini-batch; 4 would change nothing
+        ("ppo", {"update__mini_batches": 4, "update__micro_batch_size": 8}, {1}),
+        ("ppo", {"update__micro_batch_size": 2}, {1, 4}),
+        ("raft", {"raft__k": 4}, {1}),
+        ("sft", {}, {4}),
+    ],
+)
+def test_other_micro_batch_sizes_are_those_that_change_something(
+    command: str, changes: dict[str, object], proposed: set[int], tmp_path: Path
+) -> None:
+    candidates = _candidates(run_of(command, tmp_path, **changes), 1)
+    assert {value for name, value in candidates if name == "update.micro_batch_size"} == proposed
+
+
+@pytest.mark.parametrize("command", ["grpo", "rloo"])
+def test_resampling_is_said_not_to_be_predicted(command: str, tmp_path: Path) -> None:
+    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    once, often = (
+        list(limits(run_of(command, tmp_path, samples_per_prompt=2, **{f"{command}__resample": n}), memory, SLOW))
+        for n in (0, 2)
+    )
+    assert once == []
+    assert often == [
+        f"{command}.resample: a step samples and scores up to 3 batches, in up to 3 times the predicted time; "
+        "one is predicted"
+    ]
+
+
+def test_the_reference_of_dpo_is_said_not_to_be_predicted(tmp_path: Path) -> None:
+    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    assert list(limits(run_of("dpo", tmp_path), memory, SLOW)) == []
+    (line,) = limits(run_of("dpo", tmp_path, reference__path="other"), memory, SLOW)
+    assert line.startswith("reference.path: before the first step, the reference scores all pairs")
+
+
+def test_experts_are_said_to_be_counted_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    run = run_of("ppo", tmp_path, sampling__engine="vllm", sampling__servers=["http://host:8000"])
+    for config, number in ((tiny_model().config, 1), (MixtralConfig(), 2), (Qwen3MoeConfig(), 2)):
+        monkeypatch.setattr("cavesson.plan.limits.config_of", lambda settings, config=config: config)
+        lines = list(limits(run, memory, SLOW))
+        assert len(lines) == number and lines[0].startswith("the model is a mixture of experts") == (number == 2)
 
 
 def test_the_cache_of_a_token() -> None:

@@ -1,6 +1,7 @@
 """A repair on real runs: forks are exact, and can be interrupted."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from filelock import FileLock
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
 from cli_helpers import Done, cavesson, write_recipe
@@ -21,8 +23,10 @@ from cavesson.doctor.rules import RULES
 from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, run_info, write_run
 from cavesson.repair import verify
-from cavesson.repair.fork import fork
+from cavesson.repair.fork import ending, fork
 from cavesson.repair.plan import Plan, check_run, new_plan
+from cavesson.train.checkpoint import between_steps
+from cavesson.train.run import resume
 
 # Sampling from three tokens, which scoring knows nothing of: the doctor finds it from the first step on.
 RECIPE = """
@@ -267,7 +271,8 @@ def test_a_repair_that_was_killed_goes_on(place: Path, fixed: tuple[Path, Done])
 def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
 
-    def train(folder: Path, end: int) -> None:
+    def train(folder: Path) -> None:
+        end = run_info(folder)["fork"]["end"]
         calls.append((folder.name, end))
         (folder / "checkpoints" / f"step-{end:08}").mkdir(parents=True, exist_ok=True)
 
@@ -281,6 +286,68 @@ def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: 
         verify(run, steps=4, train=train)
     with pytest.raises(UserError, match="begin at step 0; remove them to begin at step 4"):
         verify(run, start=4, train=train)
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """A cosine over all eight steps of the run, whatever the length of the forks; longer forks have longer ones."""
+    run, start = place / "run", 4
+    monkeypatch.chdir(place)
+    shutil.rmtree(run)
+    done = cavesson(place, "ppo", "recipe.toml", "--optimizer.schedule", "cosine")
+    assert done.code == 0, done.err
+    outcome = verify(run, start=start, steps=steps, train=lambda folder: resume(folder, "ppo"))
+    unchanged, end, horizon = outcome.folder / "unchanged", start + steps, max(8, start + steps)
+    rates = [row["optim/learning_rate"] for row in package.open(unchanged).steps().to_pylist()]
+    expected = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / horizon)) for step in range(start, end)]
+    assert rates == pytest.approx(expected)
+    if end <= 8:
+        ours, theirs = (folder / "checkpoints" / f"step-{end:08d}" for folder in (unchanged, run))
+        for kind in ("weights", "optimizer"):
+            assert (ours / f"{kind}.safetensors").read_bytes() == (theirs / f"{kind}.safetensors").read_bytes()
+        # As a run of its own, a fork goes on to the last step of the run.
+        resume(unchanged, "ppo")
+        assert weights(unchanged) == weights(run)
+
+
+def test_a_fork_that_was_interrupted_still_ends_where_it_should_or_at_other_steps(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    fork(place / "run", place / "fork", planned({}, 4), {})
+    with pytest.raises(KeyboardInterrupt), ending(place / "fork", 5):
+        raise KeyboardInterrupt
+    resume(place / "fork", "ppo")
+    assert between_steps(place / "fork")[-1] == 5 and run_info(place / "fork")["steps"] == 8
+    resume(place / "fork", "ppo", ["--steps", "6"])
+    assert between_steps(place / "fork")[-1] == 6 and "end" not in run_info(place / "fork")["fork"]
+
+
+def test_both_forks_are_there_before_one_is_trained(place: Path) -> None:
+    """The run may remove the checkpoint at which they begin when it goes on."""
+
+    def train(folder: Path) -> None:
+        shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
+        (folder / "checkpoints" / "step-00000006").mkdir(exist_ok=True)
+
+    outcome = verify(place / "run", start=4, steps=2, train=train)
+    for name in ("changed", "unchanged"):
+        assert (outcome.folder / name / "checkpoints" / "step-00000004" / "weights.safetensors").exists()
+
+
+def test_a_run_that_is_being_trained_is_refused(place: Path) -> None:
+    with FileLock(place / "run" / ".lock"), pytest.raises(UserError, match=r"run is being written by .*: stop it, or"):
+        verify(place / "run", train=lambda folder: pytest.fail("a fork is trained"))
+    assert not (place / FOLDER).exists()
+
+
+def test_a_file_that_cannot_be_copied_is_said_in_a_line(place: Path) -> None:
+    lost = place / "run" / "checkpoints" / "step-00000004" / "weights.safetensors"
+    lost.unlink()
+    lost.symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"weights\.safetensors cannot be copied into the fork: ") as raised:
+        fork(place / "run", place / "fork", planned({}, 4), {})
+    assert "\n" not in str(raised.value) and not (place / "fork").exists()
 
 
 def uneven(prompts: Any, responses: Any, **columns: Any) -> list[float]:
@@ -307,7 +374,7 @@ def test_the_example_fixes_a_run_that_was_started_from_python(
     (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
     exec(code, {"prompts": PROMPTS, "reward": uneven})
     assert capsys.readouterr().out.splitlines()[-1] in ("recovered", "cannot tell")
-    outcome = verify(Path("runs/mine"), train=lambda folder, end: pytest.fail("both forks are done"))
+    outcome = verify(Path("runs/mine"), train=lambda folder: pytest.fail("both forks are done"))
     assert (outcome.state(outcome.unchanged), outcome.state(outcome.changed)) == ("found", "gone")
     assert outcome.reward is not None and (outcome.reward.held_out, outcome.reward.prompts) == (True, 2)
     assert recorded(Path("runs/mine")) == recorded(Path("runs/mine.fix-filtered-sampling/unchanged"))

@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from train_helpers import DEMONSTRATIONS, OFFLINE, PAIRS, move, quiet, tiny_run
 from transformers import LlamaForSequenceClassification
 
+import cavesson
+from cavesson.algorithms.sft import SFTRun
+from cavesson.data.order import InMemory
+from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.train.run import Result
 from cavesson.types import Batch
@@ -162,3 +166,46 @@ def test_passes_end_where_they_should(tmp_path: Path, name: str, epochs: float, 
     assert taken == sizes
     assert [step["data/examples"] for step in metrics] == list(accumulate(sizes))
     assert metrics[-1]["data/passes"] == epochs
+
+
+def test_a_share_of_a_pass_is_counted_exactly() -> None:
+    """In floating-point numbers, 1.1 · 100 is a little more than 110."""
+    for tenths in range(1, 40):
+        run = SFTRun(epochs=tenths / 10, batch_size=10)
+        assert run.steps_over(100) == tenths
+        assert [run.batch_size_at(10 * step, 100) for step in range(tenths)] == [10] * tenths
+
+
+@pytest.mark.parametrize(
+    ("longer", "used"),
+    [({"epochs": 2}, [5, 6, 11, 12]), ({"epochs": 1.5}, [5, 6, 9]), ({"steps": 4}, [5, 6, 11, 16])],
+    ids=str,
+)
+@pytest.mark.parametrize("name", OFFLINE)
+def test_a_longer_run_uses_every_example_as_often(
+    tmp_path: Path, name: str, longer: dict[str, Any], used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass over six examples ends with a step of one; what comes then begins with the next example."""
+    tiny_run(name, tmp_path / "run", epochs=1).run(quiet)
+    changes = {"epochs": 1, "update__layout": "padded", **longer}
+    again = tiny_run(name, tmp_path / "run", {"resume": True}, **changes)
+    assert again.trainer.steps == len(used)
+    taken: list[int] = []
+    take = InMemory.take
+
+    def counted(train: InMemory[Any], start: int, count: int) -> list[Any]:
+        taken.extend(range(start, start + count))
+        return take(train, start, count)
+
+    monkeypatch.setattr(InMemory, "take", counted)
+    again.run(quiet)
+    assert taken == list(range(6, used[-1]))
+    rows = cavesson.open(tmp_path / "run").steps().to_pylist()
+    assert [row["data/examples"] for row in rows if row["data/examples"] is not None] == used
+    assert [row["data/passes"] for row in rows if row["data/passes"] is not None] == [n / 6 for n in used]
+
+
+def test_a_run_cannot_end_before_the_examples_that_it_has_used(tmp_path: Path) -> None:
+    tiny_run("sft", tmp_path / "run", epochs=2).run(quiet)
+    with pytest.raises(UserError, match="has already done 3 steps: it cannot end after"):
+        tiny_run("sft", tmp_path / "run", {"resume": True}, epochs=1.5)

@@ -58,6 +58,33 @@ def test_the_newest_counts_and_only_the_newest_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000100", "step-00001000"]
 
 
+def inside(step: int, updates: int) -> Checkpoint:
+    return one(step)._replace(state={"updates": [{}] * updates})
+
+
+def test_checkpoints_inside_a_step_do_not_push_out_those_between_steps(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, one(step), keep=2, processes=ALONE)
+        for updates in (1, 2, 3):
+            save(tmp_path, inside(step, updates), keep=2, processes=ALONE)
+            assert len(names(tmp_path)) == min(step, 2) + 1
+    assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000003-update-00000003"]
+    assert latest(tmp_path).name == "step-00000003-update-00000003"
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next save would remove the checkpoint, which is intact."""
+    for step in (1, 3):
+        save(tmp_path, one(step), keep=2, processes=ALONE)
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoint, "_checksum", broken)
+    with pytest.raises(UserError, match=r"^cannot read the checkpoint .*3: .*Input/output error.*; try again$"):
+        latest(tmp_path)
+
+
 DAMAGE = {
     "a flipped bit in the weights": ("weights.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
     "a flipped bit in the optimiser": ("optimizer.safetensors", lambda content: content[:-3] + b"\x01" + content[-2:]),
@@ -253,7 +280,6 @@ def test_a_run_saves_when_it_is_told_to_and_at_the_end(tmp_path: Path, every: in
 def test_inside_a_step_a_run_saves_after_every_so_many_updates(tmp_path: Path) -> None:
     finish(tmp_path / "run", steps=1, update__epochs=7, checkpoint={"every": 1, "updates": 3, "keep": 9})
     assert names(tmp_path / "run") == [
-        "step-00000000-update-00000003",
         "step-00000000-update-00000006",
         "step-00000001",
     ]

@@ -1,5 +1,6 @@
 """Training on a device that is not the CPU: no tensor of the one meets one of the other."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from train_helpers import LORA, OFFLINE, ONLINE, PROMPTS, everything, quiet, set
 from vllm_stand_in import StandIn
 
 import cavesson
+from cavesson.errors import UserError
+from cavesson.processes import Processes, _check_gpus
 from cavesson.train.run import Training
 
 LOW = {"model__dtype": "bfloat16", "model__lora__rank": 4, "model__gradient_checkpointing": True}
@@ -72,3 +75,40 @@ def test_servers_get_weights_of_the_device(server: StandIn, tmp_path: Path, lora
         given = settings(tmp_path / "run", model__device=str(device), model__lora=lora, checkpoint__every=0, **flags)
         Training(given, prompts=PROMPTS, rewards=uneven).run(quiet)
     assert server.version != "default"
+
+
+@pytest.mark.parametrize(
+    ("device", "started", "said"),
+    [
+        ("cuda:7", {}, 'model.device "cuda:7": this machine has 2 GPUs, numbered from cuda:0'),
+        ("cuda:1", {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}, 'model.device "cuda:1" is a single GPU, but 2 processes'),
+        ("cuda", {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}, "4 processes train on this machine, which has 2 GPUs: "),
+        (None, {"WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 4}, "4 processes train on this machine, which has 2 GPUs: "),
+    ],
+)
+def test_there_is_a_gpu_for_each_process(
+    device: str | None, started: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match=re.escape(said)):
+        Processes(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "started"),
+    [
+        ("cuda:1", 2, {}),
+        (None, 2, {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}),
+        ("cuda", 1, {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "CUDA_VISIBLE_DEVICES": 3}),  # as Ray and Slurm may do
+    ],
+)
+def test_gpus_that_suffice_are_not_refused(
+    device: str | None, gpus: int, started: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    _check_gpus(None if device is None else torch.device(device))

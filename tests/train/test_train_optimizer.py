@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -154,3 +155,9 @@ def test_the_grad_norm_is_of_all_gradients_together(tmp_path: Path) -> None:
     assert float(optimizer.grad_norm(None)) == 5.0 and module.learned.grad.tolist() == [3.0, 4.0]
     assert float(optimizer.grad_norm(1.0)) == 5.0
     assert module.learned.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.0), (-0.1, 0.999)])
+def test_averages_that_do_not_decay_are_refused(betas: tuple[float, float]) -> None:
+    with pytest.raises(ValidationError, match="betas"):
+        OptimizerSettings(betas=betas)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from train_helpers import LORA, PROMPTS, farthest, finish, quiet, settings, uneven, weights
+from train_helpers import LORA, PROMPTS, build, farthest, finish, quiet, settings, uneven, weights
 from transformers import AutoModelForCausalLM
 
 import cavesson
@@ -177,3 +177,10 @@ def test_the_global_random_state_of_the_caller_does_not_matter(tmp_path: Path) -
         torch.manual_seed(number)
         seen.append(weights(finish(tmp_path / str(number), model__lora=LORA).policy))
     assert farthest(*seen) == 0.0
+
+
+def test_metrics_are_kept_for_the_result_or_not_at_all(tmp_path: Path) -> None:
+    steps: list[int] = []
+    done = build(tmp_path / "run").run(lambda step, metrics: steps.append(step), keep_metrics=False)
+    assert done.metrics == [] and steps == [0, 1]
+    assert cavesson.open(tmp_path / "run").steps()["step"].to_pylist() == steps

@@ -2,15 +2,20 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from train_helpers import PROMPTS, farthest, finish, quiet, settings, uneven, weights
+import torch
+from train_helpers import PROMPTS, build, farthest, finish, quiet, settings, uneven, weights
 
 import cavesson
 import cavesson.train.run
-from cavesson.errors import UserError
+import cavesson.train.update
+from cavesson.command_line import continuation
+from cavesson.errors import NoMemoryError, UserError
+from cavesson.record import write_run
 from cavesson.train.resuming import settings_of
 from cavesson.train.run import Training
 
@@ -42,16 +47,14 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys:
     whole = finish(tmp_path / "whole", **INSIDE)
     broken_off(tmp_path / "run", 3, **INSIDE)
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert [path.name for path in kept] == ["step-00000003-update-00000006", "step-00000003-update-00000007"]
-    content = (kept[1] / "rollouts.safetensors").read_bytes()
-    (kept[1] / "rollouts.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [path.name for path in kept] == ["step-00000002", "step-00000003", "step-00000003-update-00000007"]
+    content = (kept[2] / "rollouts.safetensors").read_bytes()
+    (kept[2] / "rollouts.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     again = resumed(tmp_path / "run", **INSIDE)
-    assert again.trainer.next_step == 3 and len(again.trainer.unfinished.updates) == 6
+    assert again.trainer.next_step == 3 and again.trainer.unfinished is None
     done = again.run()
     reason = "step-00000003-update-00000007 (rollouts.safetensors does not match its checksum)"
-    said = (
-        f"damaged in {tmp_path / 'run' / 'checkpoints'}: {reason}; the run resumes from step-00000003-update-00000006"
-    )
+    said = f"damaged in {tmp_path / 'run' / 'checkpoints'}: {reason}; the run resumes from step-00000003"
     assert said in capsys.readouterr().out.splitlines()
     assert farthest(weights(whole.policy), weights(done.policy)) == 0.0
     assert rewards(tmp_path / "whole") == rewards(tmp_path / "run")
@@ -98,14 +101,98 @@ def test_a_longer_run_is_the_run_that_was_as_long_from_its_start(tmp_path: Path)
     assert (attempt["attempt"], attempt["start_step"]) == (1, 2)
 
 
+def test_the_number_of_processes_is_that_of_the_latest_attempt(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Training(settings(run, data__path=str(written(tmp_path)), rewards=[{"use": "lowercase"}])).run(quiet)
+    write_run(run, cavesson.open(run).info | {"processes": 2})
+    before = cavesson.open(run).info
+    assert "--processes 2" in str(continuation(run))
+    Training(settings_of(run, "ppo", []), resume=True).run(quiet)
+    assert cavesson.open(run).info == before | {"processes": 1}
+    assert "--processes" not in str(continuation(run))
+
+
 def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish(tmp_path / "run", steps=2, optimizer__schedule="linear")
     resumed(tmp_path / "run", steps=3, optimizer__schedule="linear").run()
     out = capsys.readouterr().out.splitlines()
     assert "changed: steps 2 → 3" in out
-    assert any(line.startswith("the linear schedule now decays to zero over 3 steps") for line in out)
+    assert any(line.startswith("the linear schedule now decays over 3 steps") for line in out)
     rates = cavesson.open(tmp_path / "run").steps()["optim/learning_rate"].to_pylist()
     assert rates == pytest.approx([1e-3, 0.5e-3, 1e-3 / 3])  # 2 steps left of 2, 1 of 2, then 1 of 3
+
+
+LESS_MEMORY: list[dict[str, Any]] = [
+    {"update__micro_batch_size": 2, "sampling__batch_size": 4, "model__gradient_checkpointing": True},
+    {"update__in_backward": True},
+]
+
+
+@pytest.mark.parametrize("change", LESS_MEMORY, ids=" ".join)
+def test_a_run_goes_on_in_other_parts_of_a_step(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Micro-batches, and what is kept for the backward pass, change nothing but rounding."""
+    whole = finish(tmp_path / "whole", steps=3, checkpoint__every=1)
+    broken_off(tmp_path / "run", 1, steps=3, checkpoint__every=1)
+    done = resumed(tmp_path / "run", steps=3, checkpoint__every=1, **change).run(quiet)
+    assert len(done.metrics) == 2
+    assert farthest(weights(whole.policy), weights(done.policy)) < 1e-4
+    assert rewards(tmp_path / "run") == pytest.approx(rewards(tmp_path / "whole"))
+
+
+def exhausted(message: str) -> Callable[..., Any]:
+    def fail(*given: Any, **names: Any) -> Any:
+        if message:
+            raise torch.OutOfMemoryError(message)
+        return torch.empty(2**60)  # more than an address can name
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79 GiB", "2.50 GiB"),
+        ("", f"{4 * 2**60} bytes"),
+    ],
+)
+def test_too_little_memory_is_said_with_the_settings_that_need_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, wanted: str
+) -> None:
+    begun = build(tmp_path / "run", steps=4, checkpoint__every=1, update__micro_batch_size=3)
+    calls = 0
+
+    def optimize(*given: Any, **names: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (exhausted(message) if calls == 9 else real)(*given, **names)  # four of them in a step
+
+    real = cavesson.train.update.optimize
+    monkeypatch.setattr(cavesson.train.update, "optimize", optimize)
+    with pytest.raises(NoMemoryError) as raised:
+        begun.run(quiet)
+    said = str(raised.value).splitlines()
+    assert said[0] == f"step 2: out of memory: {wanted} more could not be allocated"
+    assert "a smaller update.micro_batch_size (now 3)" in said[1] and "model.gradient_checkpointing = true" in said[1]
+    assert raised.value.__notes__ == ["continue with: Training(..., resume=True) in Python"]
+    monkeypatch.undo()
+    done = resumed(tmp_path / "run", steps=4, checkpoint__every=1, update__micro_batch_size=1)
+    assert done.trainer.next_step == 2
+    done.run(quiet)
+
+
+def test_too_little_memory_before_the_first_step_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cavesson.train.run, "build", exhausted("CUDA out of memory"))
+    with pytest.raises(NoMemoryError, match=r"^before the first step: out of memory\n"):
+        build(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_errors_of_pytorch_are_not_called_too_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cavesson.train.run, "build", lambda *given: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        build(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

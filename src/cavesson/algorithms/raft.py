@@ -110,6 +110,12 @@ class RAFTRun(RolloutRun):
     def learned_from(self, responses: int) -> int:
         return responses // self.raft.k
 
+    def most_learned(self, share: int) -> int:
+        k = self.raft.k
+        # The best of all responses may be those of one process; a prompt's responses may be those of two.
+        own = share if self.raft.selection == "top" else share // k + 2 * (share % k > 0)
+        return min(own, self.learned_from(self.batch_size))
+
     def show(self, folder: Path, console: Console) -> None:
         """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
         from cavesson.record import open as open_run

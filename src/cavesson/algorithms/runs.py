@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -226,6 +227,10 @@ class RolloutRun(RunSettings):
         """Return how many of a step's responses are learned from."""
         return responses
 
+    def most_learned(self, share: int) -> int:
+        """Return how many of the responses that a step learns from a process may have, of `share` that are its own."""
+        return share
+
     @property
     def scoring_temperature(self) -> float:
         """The temperature that divides the logits of policy and reference when responses are scored."""
@@ -327,17 +332,30 @@ class ExampleRun(RunSettings):
         """
         return self.update.micro_batch_size or self.batch_size
 
-    def steps_over(self, size: int | None) -> int | None:
-        """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known."""
+    def steps_over(self, size: int | None, done: int = 0, used: int = 0) -> int | None:
+        """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known.
+
+        Args:
+            size: number of examples.
+            done: steps that are done, perhaps of a run that was to be shorter.
+            used: examples that they have used.
+        """
         if self.steps is not None:
             return self.steps
-        return None if size is None else math.ceil(math.ceil(self.epochs * size) / self.batch_size)
+        if size is None:
+            return None
+        left = self._passed(size) - used
+        return done + (-(-left // self.batch_size) if left > 0 else left // self.batch_size)
 
     def batch_size_at(self, start: int, size: int | None) -> int:
         """Return the number of examples in the step that follows `start` examples; the last step may be smaller."""
         if self.steps is not None or size is None:
             return self.batch_size
-        return min(self.batch_size, math.ceil(self.epochs * size) - start)
+        return min(self.batch_size, self._passed(size) - start)
+
+    def _passed(self, size: int) -> int:
+        """Return the number of examples in all passes over `size` examples, exactly: 1.1 · 100 is 110, not more."""
+        return math.ceil(Fraction(str(self.epochs)) * size)
 
     def arranged(self, examples: Sequence[Any]) -> list[int]:
         """Return the order in which the examples of a step are divided into micro-batches."""

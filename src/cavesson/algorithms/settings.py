@@ -174,19 +174,24 @@ class UpdateSettings(OptimizeSettings):
         return self
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Of a moving average."""
+
+
 class OptimizerSettings(Settings):
     """AdamW (arXiv:1711.05101)."""
 
     learning_rate: float = Field(1e-5, gt=0)
     """peak learning rate"""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """decay of the averages of gradient and squared gradient"""
     eps: float = Field(1e-8, gt=0)
     """added to the root of the squared gradient"""
     weight_decay: float = Field(0.0, ge=0)
     """decoupled weight decay"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """learning rate after the warm-up: constant, or a linear or cosine decay to zero at the last step"""
+    """learning rate after the warm-up: constant, or a linear or cosine decay that would reach zero one step after the
+    last"""
     warmup_steps: int = Field(0, ge=0)
     """training steps over which the learning rate rises from zero"""
 
@@ -197,7 +202,7 @@ class CheckpointSettings(Settings):
     every: int = Field(10, ge=0)
     """steps between checkpoints; 0 = only at the end"""
     keep: int = Field(2, ge=1)
-    """number of checkpoints to keep; older ones are deleted"""
+    """number of checkpoints between steps to keep; older ones are deleted"""
 
     @property
     def is_single(self) -> bool:
@@ -224,8 +229,8 @@ class RolloutCheckpointSettings(CheckpointSettings):
     """The saved states from which a run resumes."""
 
     updates: int = Field(0, ge=0)
-    """optimiser steps between checkpoints within a training step, which include its rollouts; 0 = only between training
-    steps"""
+    """optimiser steps between checkpoints within a training step, which include its rollouts; the newest of these is
+    kept. 0 = only between training steps"""
 
     @property
     def is_single(self) -> bool:

@@ -41,6 +41,7 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
 def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:
     """Return the bytes needed on disk, by purpose; while a checkpoint is written, the one it replaces still exists."""
     copies = 1 if settings.checkpoint.is_single else settings.checkpoint.keep + 1
+    copies += isinstance(settings, RolloutRun) and settings.checkpoint.updates > 0  # the newest inside a step
     need = {"checkpoints": copies * learns, "model": weights}
     if isinstance(settings, RolloutRun) and settings.record is None:
         rollouts = settings.steps * settings.batch_size

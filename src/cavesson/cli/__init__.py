@@ -27,6 +27,7 @@ from cavesson.errors import (
     UserError,
     leave_for_launcher,
     lost_process,
+    no_memory,
     no_room,
     of_the_system,
     print_error,
@@ -157,9 +158,12 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _explained(error: Exception) -> str | None:
-    """Return a message for an error of the installation or the operating system, or None for any other error."""
+    """Return a message for an error of the installation or the machine, or None for any other error."""
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDS_TRAIN:
         return f"this needs {error.name}; install it with: pip install 'cavesson[train]'"
+    memory = no_memory(error)
+    if memory is not None:
+        return f"{memory}; use a smaller batch size or model, or free memory"
     return lost_process(error) or of_the_system(error)
 
 
@@ -172,6 +176,16 @@ def _way_on(error: BaseException) -> list[str]:
     if sys.argv[1:2] == ["align"] and (notes or is_end):
         return [f"continue with: {command_line(*sys.argv[1:])}"]
     return notes
+
+
+def _place(resume: Path | None, flags: list[str]) -> list[str]:
+    """Return the flag for the folder that --resume names, if it does; --run must not name another one."""
+    if resume is None:
+        return []
+    for given in (flag.removeprefix("--run=") for flag in flags if flag.startswith("--run=")):
+        if Path(given.strip("\"'")).resolve() != resume.resolve():
+            raise UserError(f"--run {given} has no effect with --resume {resume}: remove one of the two")
+    return ["--run", str(resume)]
 
 
 def _add_training(name: str, entry: Entry) -> None:
@@ -194,8 +208,7 @@ def _add_training(name: str, entry: Entry) -> None:
 
             settings = settings_of(resume, name, flags)
         else:
-            place = [] if resume is None else ["--run", str(resume)]
-            settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
+            settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *_place(resume, flags)])
         if is_ray_launcher(ray, processes, flags):
             from cavesson.cluster.launcher import launch_on_ray
 
@@ -204,15 +217,14 @@ def _add_training(name: str, entry: Entry) -> None:
         if is_launcher(processes):
             launch(processes, lambda: continuation(settings.run))
             return
+        from cavesson.processes import is_main
         from cavesson.record.show import headline
         from cavesson.train.run import Training
 
-        result = Training(settings, resume=resume is not None).run()
-
-        print(
-            f"run      {result.folder}\nmodel    {result.folder}/model\nnext     {command_line('show', result.folder)}"
-        )
-        print(f"result   {headline(result.folder)}")
+        result = Training(settings, resume=resume is not None).run(keep_metrics=False)
+        if is_main():
+            print(f"run      {result.folder}\nmodel    {result.folder}/model")
+            print(f"next     {command_line('show', result.folder)}\nresult   {headline(result.folder)}")
 
 
 for _name, _entry in ALGORITHMS.items():

@@ -62,10 +62,10 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
     consecutive rows may begin and end inside the `samples_per_prompt` rows of a prompt.
     """
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
-    share, mini = (math.ceil(math.ceil(batch / parts) / processes) for parts in (1, update.mini_batches))
+    share, mini = math.ceil(batch / processes), learned_rows(settings, processes)
     rows = min(update.micro_batch_size or mini, mini)
     sampled = min(settings.sampling.batch_size or share, share)
-    in_order = update.mini_batches == 1
+    in_order = update.mini_batches == 1 and not settings.algorithm.selects
     return LargestRollouts(
         sampled=sampled,
         sampled_prompts=_prompts_in(batch, sampled, samples),
@@ -77,6 +77,12 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         passes=math.ceil(mini / rows),
         single_pass=_learns_from_scoring(settings, rows == share),
     )
+
+
+def learned_rows(settings: RolloutRun, processes: int = 1) -> int:
+    """Return the largest number of rollouts of a process in a mini-batch, which a micro-batch is at most."""
+    share = math.ceil(settings.batch_size / processes)
+    return math.ceil(settings.most_learned(share) / settings.update.mini_batches)
 
 
 def _learns_from_scoring(settings: RolloutRun, at_once: bool) -> bool:

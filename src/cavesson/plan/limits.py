@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
+from cavesson.algorithms.dpo import DPORun
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.plan.devices import Device
 from cavesson.plan.prediction import Memory
-from cavesson.plan.vllm import server_weights, servers_of
+from cavesson.plan.skeleton import config_of
+from cavesson.plan.vllm import has_experts, server_weights, servers_of
+from cavesson.registry import name_of
 
 _ON_HOST = ("weights", "critic", "reference", "optimiser")
 
@@ -18,12 +21,28 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) ->
             f"parallel.offload keeps {_gb(size)} of this memory (weights and optimiser), and gradients, in the host's "
             "memory; the time of copies and of AdamW on the host is not predicted"
         )
+    if isinstance(settings, DPORun) and settings.reference.path is not None:
+        yield (
+            "reference.path: before the first step, the reference scores all pairs beside the policy; its weights and "
+            "activations are not in the memory above"
+        )
+    if isinstance(settings, RolloutRun) and settings.algorithm.max_batches > 1:
+        most = settings.algorithm.max_batches
+        yield (
+            f"{name_of(settings)}.resample: a step samples and scores up to {most} batches, in up to {most} times the "
+            "predicted time; one is predicted"
+        )
     if isinstance(settings, RolloutRun) and settings.sampling.engine == "vllm":
         yield from _limits_of_vllm(settings, memory)
 
 
 def _limits_of_vllm(settings: RolloutRun, memory: Memory) -> Iterator[str]:
     sampling, servers = settings.sampling, servers_of(settings)
+    if has_experts(config_of(settings.model)):
+        yield (
+            "the model is a mixture of experts: vLLM computes only some of them for a token, but the time of decoding "
+            "counts all"
+        )
     if sampling.servers:
         yield "each of sampling.servers is assumed to have one device of this kind"
     elif sampling.vllm.sleep:

@@ -14,7 +14,7 @@ from cavesson.errors import UserError
 from cavesson.models.load import with_pad_token
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.devices import Device
-from cavesson.plan.largest import largest_rollouts, largest_sequences
+from cavesson.plan.largest import largest_rollouts, largest_sequences, learned_rows
 from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
@@ -117,15 +117,18 @@ class Predictor:
 
 
 def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
-    share, shard = math.ceil(settings.batch_size / processes), settings.parallel.shard
+    shard = settings.parallel.shard
     if processes > 1 and shard != "hybrid":
         yield "parallel.shard", "full" if shard == "none" else "hybrid"
     if not settings.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", True
     if not settings.update.in_backward:
         yield "update.in_backward", True
-    rows = settings.update.micro_batch_size or share
-    for other in {max(1, rows // 2), min(2 * rows, share)} - {rows}:
+    most = math.ceil(settings.batch_size / processes)
+    if isinstance(settings, RolloutRun):
+        most = learned_rows(settings, processes)
+    rows = min(settings.update.micro_batch_size or most, most)
+    for other in {max(1, rows // 2), min(2 * rows, most)} - {rows}:
         yield "update.micro_batch_size", other
     if settings.model.dtype == "float32":
         yield "model.dtype", "bfloat16"

@@ -74,7 +74,8 @@ def rollout_times(
     batches = math.ceil(share / largest.sampled)
     prompts, token = once.get("reading prompts", none), once.get("decoding", none)
     gathering = once.get("gathering weights", none)
-    passes = math.ceil(share / update.mini_batches / largest.rows) * update.mini_batches * update.epochs
+    learned = math.ceil(settings.learned_from(settings.batch_size) / processes)
+    passes = math.ceil(learned / update.mini_batches / largest.rows) * update.mini_batches * update.epochs
     scorings = math.ceil(share / scored_rows(settings, processes))
     steps = update.epochs * update.mini_batches
     return {

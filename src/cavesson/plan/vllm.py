@@ -88,3 +88,9 @@ def cache_bytes(config: PretrainedConfig, itemsize: int) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * text.num_hidden_layers * heads * width * itemsize)
+
+
+def has_experts(config: PretrainedConfig) -> bool:
+    """Return whether a model is a mixture of experts, which has more weights than a token is computed with."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any((getattr(config.get_text_config(), name, None) or 0) > 1 for name in names)

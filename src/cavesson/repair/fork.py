@@ -4,6 +4,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from cavesson.record.storage import reaching, storage
 from cavesson.repair.plan import Plan, with_settings
 from cavesson.train.checkpoint import between_steps, place_of
 from cavesson.train.products import product_files
+from cavesson.train.resuming import without_end
 
 
 def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
@@ -23,7 +26,7 @@ def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     if plan.start:
-        shutil.copytree(place_of(run, plan.start), place_of(unfinished, plan.start))
+        _copy_checkpoint(place_of(run, plan.start), place_of(unfinished, plan.start))
         if plan.keeps_record:
             _copy_record(run, unfinished)
     for file in product_files(run):
@@ -31,8 +34,16 @@ def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
     info = {name: value for name, value in run_info(run).items() if name != ELSEWHERE}
     config = with_settings(run, target, settings, plan.end)
     origin = {"run": str(run.absolute()), "step": plan.start, "settings": settings}
-    write_run(unfinished, info | {"config": config, "steps": plan.end, "fork": origin})
+    write_run(unfinished, info | {"config": config, "steps": config["steps"], "fork": origin})
     unfinished.rename(target)
+
+
+def _copy_checkpoint(source: Path, copy: Path) -> None:
+    try:
+        shutil.copytree(source, copy)
+    except shutil.Error as error:
+        file, _, reason = error.args[0][0]
+        raise UserError(f"{file} cannot be copied into the fork: {reason}") from error
 
 
 def _copy_record(run: Path, target: Path) -> None:
@@ -51,14 +62,28 @@ def is_done(folder: Path, end: int) -> bool:
     return max(between_steps(folder), default=0) >= end
 
 
-def resume(folder: Path, end: int) -> None:
+@contextmanager
+def ending(folder: Path, end: int) -> Iterator[None]:
+    """Let a fork that is trained inside this block end before step `end`, while its schedules go over all its steps.
+
+    After an error, it still ends there when it is resumed. Otherwise it is then a run like others.
+    """
+    info = run_info(folder)
+    steps = max(end, info["steps"])
+    info |= {"config": info["config"] | {"steps": steps}, "steps": steps}
+    write_run(folder, info | {"fork": info["fork"] | {"end": end}})
+    yield
+    write_run(folder, without_end(run_info(folder)))
+
+
+def resume(folder: Path) -> None:
     """Resume a fork as the command line does, in as many processes as the run had.
 
     Raises:
         UserError: it was stopped or has failed, and has printed why.
     """
     info = run_info(folder)
-    command = [sys.executable, "-m", "cavesson", info["algorithm"], "--resume", str(folder), "--steps", str(end)]
+    command = [sys.executable, "-m", "cavesson", info["algorithm"], "--resume", str(folder)]
     command += ["--processes", str(info["processes"])] if info["processes"] > 1 else []
     # Standard output is for the result. In its own session, a fork gets Ctrl-C from here only, and once.
     process = subprocess.Popen(ending_with_parent(command), stdout=2, start_new_session=True)

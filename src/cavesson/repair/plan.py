@@ -125,13 +125,15 @@ def _start(run: Path, onset: int, wanted: int | None) -> tuple[int, str]:
 def with_settings(run: Path, folder: Path, settings: dict[str, Any], end: int) -> dict[str, Any]:
     """Return the settings of a run with some changed, for a fork in `folder` that ends before step `end`.
 
-    The fork records in its own folder, sends nothing to trackers, and is diagnosed when it has ended.
+    Schedules go over the steps of the run, so the fork has as many, or more if it is to be longer. The fork records in
+    its own folder, sends nothing to trackers, and is diagnosed when it has ended.
 
     Raises:
         UserError: the changed settings contradict others.
     """
     info = run_info(run)
-    own = {"run": folder, "record": None, "steps": end, "trackers": (), "project": "cavesson"}
+    steps = max(end, info["config"]["steps"])
+    own = {"run": folder, "record": None, "steps": steps, "trackers": (), "project": "cavesson"}
     values = {**info["config"], **own, "doctor": {"on_finding": "ignore"}}
     for name, value in settings.items():
         values = _changed(values, name.split("."), value)

@@ -11,16 +11,17 @@ from cavesson.doctor.own import all_rules
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.words import Language, language
 from cavesson.errors import UserError
+from cavesson.record import Lock, run_info
 from cavesson.record import open as open_run
-from cavesson.record import run_info
 from cavesson.repair.compare import COLUMNS, Compared, compare
-from cavesson.repair.fork import fork, is_done, resume
+from cavesson.repair.fork import ending, fork, is_done, resume
 from cavesson.repair.plan import Plan, check_run, chosen, new_plan, read_plan
 from cavesson.text.counting import counted
 from cavesson.train.checkpoint import between_steps
 
-Train = Callable[[Path, int], None]
-"""Resumes the run in a folder and trains it up to a step."""
+Train = Callable[[Path], None]
+"""Resumes the run in a folder."""
+FORKS = ("changed", "unchanged")
 State = Literal["found", "gone", "not measured"]
 Verdict = Literal["recovered", "not recovered", "cannot tell"]
 
@@ -85,36 +86,46 @@ def verify(
         words: language of messages.
 
     Raises:
-        UserError: there is nothing to fix, the run cannot be forked, or a fork was stopped or has failed.
+        UserError: there is nothing to fix, the run is being trained or cannot be forked, or a fork was stopped or has
+            failed.
     """
     run = run.resolve() if run.name in ("", "..") else run  # the forks are beside it, whatever the current folder is
     check_run(run)
     rules, words = rules or all_rules(), words or language("en")
-    data = RunData(open_run(run))
     inputs = run_info(run)["inputs"]
-    one = chosen(run, diagnose(data, rules), finding, words)
-    folder = run.with_name(f"{run.name}.fix-{one.rule.name}")
-    if inputs and train is None:
-        raise UserError(
-            f"{run} was started from Python with its own {', '.join(inputs)}; "
-            "call cavesson.repair.verify(run, train=…) there, with a function that resumes a fork"
-        )
-    plan = _plan(folder, lambda: new_plan(run, data, one, steps, start), steps, start)
-    for name, settings in (("changed", plan.settings), ("unchanged", {})):
-        if not (folder / name).exists():
-            fork(run, folder / name, plan, settings)
+    # A run that is being trained removes old checkpoints, and may send its weights to the servers of the forks.
+    with Lock(run):
+        data = RunData(open_run(run))
+        one = chosen(run, diagnose(data, rules), finding, words)
+        folder = run.with_name(f"{run.name}.fix-{one.rule.name}")
+        if inputs and train is None:
+            raise UserError(
+                f"{run} was started from Python with its own {', '.join(inputs)}; "
+                "call cavesson.repair.verify(run, train=…) there, with a function that resumes a fork"
+            )
+        plan = _plan(folder, lambda: new_plan(run, data, one, steps, start), steps, start)
+        _make_forks(run, folder, plan)
+    for name in FORKS:
         if not is_done(folder / name, plan.end):
-            (train or resume)(folder / name, plan.end)
-    changed, unchanged = (RunData(open_run(folder / name)) for name in ("changed", "unchanged"))
+            with ending(folder / name, plan.end):
+                (train or resume)(folder / name)
+    changed, unchanged = (RunData(open_run(folder / name)) for name in FORKS)
     comparable = not any(name.startswith(("cleaning.", "rewards")) for name in plan.settings)
     ours, theirs = (data.run.rows(COLUMNS) for data in (changed, unchanged))
     reward = compare(ours, theirs, plan.start, plan.end) if comparable else None
     return Outcome(plan, folder, diagnose(changed, rules), diagnose(unchanged, rules), reward)
 
 
+def _make_forks(run: Path, folder: Path, plan: Plan) -> None:
+    """Make both forks unless they exist."""
+    for name, settings in zip(FORKS, (plan.settings, {}), strict=True):
+        if not (folder / name).exists():
+            fork(run, folder / name, plan, settings)
+
+
 def _done(folder: Path, start: int) -> int:
     """Return the number of steps that one of the forks has done."""
-    return max((step - start for name in ("changed", "unchanged") for step in between_steps(folder / name)), default=0)
+    return max((step - start for name in FORKS for step in between_steps(folder / name)), default=0)
 
 
 def _plan(folder: Path, new: Callable[[], Plan], steps: int | None, start: int | None) -> Plan:

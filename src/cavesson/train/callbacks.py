@@ -21,16 +21,17 @@ class Log(Callback):
 
 
 class Reports(Callback):
-    """Calls a function with the metrics of every step, and keeps them."""
+    """Calls a function with the metrics of every step, and keeps them if `keep` is set."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: Report, keep: bool) -> None:
+        self.report, self.keep = report, keep
         self.metrics: list[Metrics] = []
         """of every step so far, in order"""
 
     def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
-        if step < trainer.steps:
-            self.metrics.append(metrics)
+        if step < trainer.end:
+            if self.keep:
+                self.metrics.append(metrics)
             self.report(step, dict(metrics))
 
 
@@ -49,7 +50,7 @@ class Checkpoints(Callback):
     def on_step(self, trainer: Trainer) -> None:
         every = self.settings.every
         is_due = every and trainer.next_step % every == 0
-        if is_due or trainer.next_step == trainer.steps or trainer.stop is not None:
+        if is_due or trainer.next_step == trainer.end or trainer.stop is not None:
             self._save(trainer)
 
     def on_update(self, trainer: Trainer, done: int) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -26,11 +26,12 @@ T = TypeVar("T")
 
 _NAME = "step-{:08d}"
 _INSIDE = "-update-{:08d}"  # sorts after the checkpoint before the step and before the one after it
+_IS_BETWEEN, _IS_INSIDE = re.compile(r"step-(\d+)"), re.compile(r"step-\d+-update-\d+")
 _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes all later ones
 _CHECKSUMS = "checksums.json"
 _SLICES, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where the slices in a file begin, in its metadata; these names let torch.distributed.checkpoint read it too."""
-FORMAT = 5
+FORMAT = 6
 """Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
@@ -60,7 +61,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) -> Path:
-    """Write a checkpoint to `folder`/checkpoints and remove all but the newest `keep`.
+    """Write a checkpoint to `folder`/checkpoints; keep the newest `keep` between steps, and the newest inside a step.
 
     All processes must call this together. Each of them writes its own rollouts and, if weights are sharded, its own
     slices; the main process writes everything else.
@@ -89,7 +90,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) 
     if is_main:
         for later in (old for old in _complete(place) if old.name > final.name):
             _remove(later)
-        for old in _complete(place)[:-keep]:
+        for old in _outdated(_complete(place), keep):
             _remove(old)
     processes.wait()
     return final
@@ -183,7 +184,8 @@ def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpo
         say: called with one line about damaged checkpoints that are skipped.
 
     Raises:
-        UserError: there are checkpoints, and all of them are damaged, or the newest has another format.
+        UserError: there are checkpoints, and all of them are damaged, one cannot be read, or the newest has another
+            format.
     """
     place = _newest_intact(folder, say)
     return None if place is None else _read(place)
@@ -203,9 +205,12 @@ def _newest_intact(folder: Path, say: Callable[[str], None]) -> Path | None:
     for place in reversed(_complete(folder / "checkpoints")):
         try:
             _verify(place)
-        except (_DamagedError, OSError, ValueError) as error:
+        except _DamagedError as error:
             damaged.append(f"{place.name} ({first_line(error)})")
             continue
+        except OSError as error:
+            # What could not be read may be intact, but the next save would remove it as damaged.
+            raise UserError(f"cannot read the checkpoint {place}: {first_line(error)}; try again") from error
         if damaged:
             say(f"damaged in {folder / 'checkpoints'}: {', '.join(damaged)}; the run resumes from {place.name}")
         return place
@@ -261,14 +266,16 @@ def _verify(place: Path) -> None:
 
     Raises:
         _DamagedError: a file is missing or differs.
+        OSError: a file could not be read.
     """
-    if not (place / _CHECKSUMS).exists():
-        raise _DamagedError(f"{_CHECKSUMS} is missing")
-    for name, checksum in json.loads((place / _CHECKSUMS).read_bytes()).items():
-        if not (place / name).exists():
-            raise _DamagedError(f"{name} is missing")
-        if _checksum(place / name) != checksum:
-            raise _DamagedError(f"{name} does not match its checksum")
+    try:
+        for name, checksum in json.loads((place / _CHECKSUMS).read_bytes()).items():
+            if _checksum(place / name) != checksum:
+                raise _DamagedError(f"{name} does not match its checksum")
+    except FileNotFoundError as error:
+        raise _DamagedError(f"{Path(error.filename).name} is missing") from error
+    except ValueError as error:
+        raise _DamagedError(f"{_CHECKSUMS}: {first_line(error)}") from error
 
 
 def _checksum(path: Path) -> str:
@@ -279,8 +286,14 @@ def _checksum(path: Path) -> str:
 
 def between_steps(folder: Path) -> list[int]:
     """Return the steps before which a run has a complete checkpoint, in ascending order."""
-    found = (re.fullmatch(r"step-(\d+)", path.name) for path in _complete(folder / "checkpoints"))
+    found = (_IS_BETWEEN.fullmatch(path.name) for path in _complete(folder / "checkpoints"))
     return [int(match[1]) for match in found if match]
+
+
+def _outdated(checkpoints: Sequence[Path], keep: int) -> list[Path]:
+    """Return all checkpoints, in order, but the newest `keep` between steps and the newest inside a step."""
+    between, inside = ([p for p in checkpoints if kind.fullmatch(p.name)] for kind in (_IS_BETWEEN, _IS_INSIDE))
+    return [path for path in checkpoints if path not in (*between[-keep:], *inside[-1:])]
 
 
 def place_of(folder: Path, step: int) -> Path:

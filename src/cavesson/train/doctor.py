@@ -45,7 +45,7 @@ class Doctor(Callback):
         if self.settings.stops:
             reason = trainer.learner.processes.of_main(reason)
         if reason and trainer.stop is None:
-            done = f"{trainer.next_step} of {trainer.steps} steps"
+            done = f"{trainer.next_step} of {trainer.end} steps"
             trainer.stop = StoppedError(f"stopped after {done}\n{reason}\nThe checkpoint is complete")
 
     def reason_to_stop(self, step: int) -> str | None:

@@ -29,7 +29,7 @@ class Callback:
         """Called before the next step; the run's folder exists."""
 
     def on_metrics(self, trainer: "Trainer", step: int, metrics: Metrics) -> None:
-        """Called with the metrics of every step, and with those of the trained model, whose step is `trainer.steps`."""
+        """Called with the metrics of every step, and with those of the trained model, whose step is `trainer.end`."""
 
     def on_update(self, trainer: "Trainer", done: int) -> None:
         """Called inside a step after every optimiser step but the last; `done` is the number of those of the step."""
@@ -53,7 +53,7 @@ class Trainer(ABC):
     batch_size: int
     """rows per step, over all processes"""
     steps: int
-    """of the whole run"""
+    """of the whole run, over which schedules go"""
     fingerprint: str
     """of the model before training"""
     skeleton: Any = None
@@ -61,6 +61,8 @@ class Trainer(ABC):
     remarks: Sequence[str] = ()
     """notes for the user from the building of the run"""
     next_step: int = 0
+    until: int | None = None
+    """the step before which a fork ends; None = it does all steps"""
     recorder: Recorder | None = None
     """of this process; None before the run has begun"""
     signals: Signals = field(default_factory=Signals)
@@ -68,6 +70,11 @@ class Trainer(ABC):
     callbacks: Sequence[Callback] = ()
     stop: StoppedError | None = None
     """why the run must stop, raised when the checkpoint has been written"""
+
+    @property
+    def end(self) -> int:
+        """The step before which training ends."""
+        return self.steps if self.until is None else self.until
 
     @abstractmethod
     def step(self, step: int) -> Metrics:
@@ -122,7 +129,7 @@ class Trainer(ABC):
         self.learner.processes.enter("prepare the run")
         self.prepare()
         self._call(lambda callback: callback.on_start(self))
-        while self.next_step < self.steps:
+        while self.next_step < self.end:
             with self.signals.deferred():
                 try:
                     metrics = self.step(self.next_step)
@@ -131,9 +138,9 @@ class Trainer(ABC):
                     raise
                 self._log(metrics)
                 self.next_step += 1
-                self._heed_signal(f"after {self.next_step} of {self.steps} steps")
+                self._heed_signal(f"after {self.next_step} of {self.end} steps")
                 self._call(lambda callback: callback.on_step(self))
-            if self.stop is not None and self.next_step < self.steps:
+            if self.stop is not None and self.next_step < self.end:
                 raise self.stop
         final = self.finish()
         if final:

@@ -1,6 +1,11 @@
-"""What becomes of CPU memory that is freed."""
+"""What becomes of CPU memory that is freed, and what to change if there is not enough memory."""
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.errors import NoMemoryError, no_memory
 
 # Constants from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -36,3 +41,38 @@ def _set(mapped_from: int, trimmed_from: int) -> None:
         return
     libc.mallopt(_MMAP_THRESHOLD, mapped_from)
     libc.mallopt(_TRIM_THRESHOLD, trimmed_from)
+
+
+@contextmanager
+def enough_memory(place: Callable[[], str], advice: str) -> Iterator[None]:
+    """Convert the error of a device that does not have enough memory for what this block does.
+
+    Args:
+        place: says where the run is.
+        advice: what to change.
+
+    Raises:
+        NoMemoryError: there was not enough.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        reason = no_memory(error)
+        if reason is None:
+            raise
+        raise NoMemoryError(f"{place()}: {reason}\n{advice}") from error
+
+
+def less_memory(settings: RolloutRun | ExampleRun) -> str:
+    """Return which settings, different from what they are, would let a run need less memory."""
+    ways, update = [], settings.update
+    sampling = settings.sampling if isinstance(settings, RolloutRun) else None
+    if update.micro_batch_size != 1 and not update.in_backward:
+        ways.append(f"a smaller update.micro_batch_size (now {update.micro_batch_size or 'all rows'})")
+    if sampling is not None and sampling.engine == "transformers" and sampling.batch_size != 1:
+        ways.append(f"a smaller sampling.batch_size (now {sampling.batch_size or 'all responses'})")
+    if not settings.model.gradient_checkpointing:
+        ways.append("model.gradient_checkpointing = true")
+    if settings.parallel.shard == "none":
+        ways.append('several processes with parallel.shard = "full"')
+    return f"What needs less: {', '.join(ways)}" if ways else "Train on more devices, or on larger ones"

@@ -12,6 +12,8 @@ from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, fingerprint
 from cavesson.data.order import InMemory, Mixed
 from cavesson.models.trained import save_trained
+from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.update import Metrics, StepInfo, check_finite, gradient_of, measure, optimize
@@ -22,11 +24,14 @@ from cavesson.types import Batch
 class ExampleTrainer(Trainer):
     """Does one optimiser step per batch of examples, and evaluates the held-out ones at intervals.
 
-    It has no state besides weights and optimiser: the step alone determines which examples come next.
+    Its state besides weights and optimiser is the number of examples that are used, which determines those that come
+    next. The step alone does not: the last step of a run may be smaller, and the run may be extended after it.
     """
 
     settings: ExampleRun
     examples: Examples[Any]
+    used: int = 0
+    """examples so far, over all passes"""
 
     @property
     def model(self) -> Any:
@@ -51,20 +56,28 @@ class ExampleTrainer(Trainer):
             with clock("evaluate"):
                 evaluation = self.evaluate()
         with clock("data"):
-            start = step * self.batch_size
-            batch = self._batch(
-                self.examples.train.take(start, settings.batch_size_at(start, self.examples.train.size)), step
-            )
+            size = settings.batch_size_at(self.used, self.examples.train.size)
+            batch = self._batch(self.examples.train.take(self.used, size), step)
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
             mine = self.learner.processes.share(len(batch))
             gradient = gradient_of(self.learner, batch, mine, settings.update.micro_batch_size)
             seen = optimize(self.learner, gradient, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
-        progress = {"optim/learning_rate": rate, "data/examples": float(start + len(batch)), "data/tokens": tokens}
+        self.used += len(batch)
+        progress = {"optim/learning_rate": rate, "data/examples": float(self.used), "data/tokens": tokens}
         if self.examples.train.size:
-            progress["data/passes"] = (start + len(batch)) / self.examples.train.size
+            progress["data/passes"] = self.used / self.examples.train.size
         return seen | _perplexity(seen, "") | evaluation | progress | clock.metrics(tokens)
+
+    def state(self) -> tuple[dict[str, Any], KeptBatches]:
+        return {"examples": self.used}, {}
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        self.used = checkpoint.state["examples"]
+        steps = self.settings.steps_over(self.examples.train.size, checkpoint.step, self.used)
+        assert steps is not None, "a run begins with a number of steps"
+        self.steps = steps
 
     def finish(self) -> Metrics:
         """Evaluate the held-out examples once more, write the run's report, and save the model."""

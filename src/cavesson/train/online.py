@@ -186,7 +186,7 @@ class RolloutTrainer(Trainer):
     def _evaluate(self, step: int) -> tuple[Rollouts | None, Metrics]:
         """Return this process's scored responses to the held-out prompts, and their metrics, if they are due."""
         held_out, processes = self.held_out, self.learner.processes
-        if held_out is None or not held_out.is_due(step, self.steps):
+        if held_out is None or not held_out.is_due(step, self.end):
             return None, {}
         clock = self.clock(step)
         with clock("evaluate"):
@@ -235,8 +235,8 @@ class RolloutTrainer(Trainer):
         return self.policy.model
 
     def finish(self) -> Metrics:
-        held_out, metrics = self._evaluate(self.steps)
-        self._record_held_out(self.steps, held_out)
+        held_out, metrics = self._evaluate(self.end)
+        self._record_held_out(self.end, held_out)
         model = self.whole_model()
         if model is not None:
             save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)

@@ -79,7 +79,7 @@ class Reachable(Callback):
     def on_step(self, trainer: Trainer) -> None:
         lost = lost_record(trainer)
         if lost is not None and trainer.stop is None:
-            trainer.stop = StoppedError(f"stopped after {trainer.next_step} of {trainer.steps} steps: {lost}")
+            trainer.stop = StoppedError(f"stopped after {trainer.next_step} of {trainer.end} steps: {lost}")
 
 
 def lost_record(trainer: Trainer) -> str | None:

@@ -20,13 +20,19 @@ from cavesson.record.storage import reaching, storage
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.loop import Trainer
 
 Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
 
 LENGTH = ("steps", "epochs")
 PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
-MAY_CHANGE = (*LENGTH, *PLACES, "evaluation", "checkpoint", "doctor", "trackers", "project")
+MEMORY = (
+    "model.device", "model.gradient_checkpointing", "sampling.batch_size",
+    "update.micro_batch_size", "update.in_backward", "update.layout",
+)  # fmt: skip
+"""Where and in which parts a step is computed."""
+MAY_CHANGE = (*LENGTH, *PLACES, *MEMORY, "evaluation", "checkpoint", "doctor", "trackers", "project")
 """Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
 
 
@@ -89,14 +95,27 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
     return found
 
 
-def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
-    """Write the new settings to run.json, together with the previous values of those that changed."""
+def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer) -> None:
+    """Write to run.json the number of processes that train now, and new settings with their previous values."""
     info = recorded(settings.run)
+    now = info | {"processes": trainer.learner.processes.count}
+    if changed:
+        now |= _changed(settings, changed, trainer, info)
+    if "steps" in changed:
+        now = without_end(now)
+    if now != info:
+        write_run(settings.run, now)
+
+
+def _changed(
+    settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer, info: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what run.json says of new settings, after what it has said before."""
     with reaching(settings.record_place):
         attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
-    entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
+    entry = {"attempt": attempt, "start_step": trainer.next_step, "settings": changed}
     config = settings.model_dump(mode="json")
-    write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})
+    return {"config": config, "steps": trainer.steps, "changes": [*info.get("changes", []), entry]}
 
 
 def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
@@ -106,6 +125,18 @@ def own_batches(folder: Path, checkpoint: Checkpoint) -> Checkpoint:
     """
     begins = run_info(folder).get("fork", {}).get("step") == checkpoint.step and "updates" not in checkpoint.state
     return checkpoint._replace(batches={**checkpoint.batches, "ahead": []}) if begins else checkpoint
+
+
+def end_of_fork(folder: Path) -> int | None:
+    """Return the step before which the run ends if it is a fork that is compared with another one; else None."""
+    end: int | None = run_info(folder).get("fork", {}).get("end")
+    return end
+
+
+def without_end(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of run.json for a fork that is trained to its last step, like any other run."""
+    fork = {name: value for name, value in info.get("fork", {}).items() if name != "end"}
+    return info | ({"fork": fork} if fork else {})
 
 
 def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:
@@ -118,7 +149,7 @@ def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: in
     schedule = settings.optimizer.schedule
     if schedule != "constant" and not changed.keys().isdisjoint(LENGTH):
         notes.append(
-            f"the {schedule} schedule now decays to zero over {counted(steps, 'step')}: the learning rates from step "
+            f"the {schedule} schedule now decays over {counted(steps, 'step')}: the learning rates from step "
             f"{start_step} are those of a run of that length, the earlier ones are not"
         )
     return notes

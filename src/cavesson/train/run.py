@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import continuation, way_on
 from cavesson.config import describe
 from cavesson.errors import (
+    NoMemoryError,
     NonFiniteError,
     NoRoomError,
     StoppedError,
@@ -42,14 +43,17 @@ from cavesson.train.description import check_same_data, check_same_model, descri
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
-from cavesson.train.memory import keep_freed_memory, return_freed_memory
+from cavesson.train.memory import enough_memory, keep_freed_memory, less_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
-from cavesson.train.resuming import changes, notes_on, own_batches, record_changes, settings_of
+from cavesson.train.resuming import changes, end_of_fork, notes_on, own_batches, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
+
+_CONTINUED = (StoppedError, UserCodeError, NoRoomError, NoMemoryError, KeyboardInterrupt, TerminatedError)
+"""Errors after which a run can be continued."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Result:
 
     folder: Path
     metrics: list[dict[str, float]]
-    """of every step this call did, in order"""
+    """of every step this call did, in order; empty if they were not kept"""
     final: dict[str, float]
     """what was measured of the trained model; empty for algorithms that learn from their own responses"""
     policy: Any
@@ -125,7 +129,7 @@ class Training:
             if self._begun and self.processes.is_main:
                 self._lock()  # from here on, so that no other process can resume it before this one starts
             self._choices = choices_of(settings.run, self.processes.rank) if self._begun else Choices()
-            with self.processes.watched(), using(self._choices):
+            with self.processes.watched(), using(self._choices), self._enough_memory():
                 self._build()
         except BaseException:
             if hasattr(self, "trainer"):
@@ -149,6 +153,7 @@ class Training:
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(own_batches(folder, checkpoint))
+        trainer.until = None if "steps" in self._changes else end_of_fork(folder)
         if trainer.next_step > trainer.steps:
             raise UserError(
                 f"{folder} has already done {counted(trainer.next_step, 'step')}: it cannot end after {trainer.steps}"
@@ -171,7 +176,7 @@ class Training:
             lock.release()
 
     def __repr__(self) -> str:
-        done = f"{self.trainer.next_step} of {self.trainer.steps} steps done"
+        done = f"{self.trainer.next_step} of {self.trainer.end} steps done"
         return f"Training({name_of(self.settings)}, {str(self.settings.run)!r}, {done})"
 
     def _repr_html_(self) -> str:
@@ -179,7 +184,7 @@ class Training:
         defaults = {name: default for name, _, default, _ in describe(type(self.settings))}
         now = {name: value for name, _, value, _ in describe(type(self.settings), values=self.settings)}
         changed = {name: value for name, value in now.items() if defaults.get(name) != value}
-        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.steps} steps", **changed}
+        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.end} steps", **changed}
         return page(f"Training by {name_of(self.settings)} into {self.settings.run}", facts, {})
 
     @property
@@ -188,11 +193,12 @@ class Training:
         assert isinstance(self.trainer, RolloutTrainer)
         return self.trainer.batches.collector
 
-    def run(self, report: Report | None = None) -> Result:
+    def run(self, report: Report | None = None, *, keep_metrics: bool = True) -> Result:
         """Train to the last step and save the model.
 
         Args:
             report: called after every step; None shows a live table.
+            keep_metrics: keep the metrics of every step for the result, about 6 KB of memory per step.
 
         Raises:
             UserError: a number is not finite, a reward failed, or the disk is full.
@@ -204,11 +210,11 @@ class Training:
             notes = self._notes()
             with (
                 trainer.signals,
-                Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
+                Progress(trainer.end, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
                 trainer.recorder or nullcontext(),
                 trackers or nullcontext(),
             ):
-                reports = Reports(report or progress.report)
+                reports = Reports(report or progress.report, keep_metrics)
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
                     later = (*trainer.notes(), *notes_on_products(self._choices))
@@ -230,7 +236,7 @@ class Training:
             self._open_record()
             keep_choices(self._choices, self.settings.run, self.processes.rank)
             self.processes.way_on = way_on(self.settings.run)
-            with logging_to(self.settings.run, self.settings.record_place, self.processes.rank):
+            with logging_to(self.settings.run, self.settings.record_place, self.processes.rank), self._enough_memory():
                 yield trackers
         except BaseException as error:
             self._remove_unbegun(error)
@@ -244,10 +250,15 @@ class Training:
             finally:
                 self._release()
 
+    def _enough_memory(self) -> AbstractContextManager[None]:
+        def place() -> str:
+            return f"step {self.trainer.next_step}" if hasattr(self, "trainer") else "before the first step"
+
+        return enough_memory(place, less_memory(self.settings))
+
     def _add_way_on(self, error: BaseException) -> None:
         """Add a note to an error that says how to continue the run, if that is possible."""
-        ends = isinstance(error, StoppedError | UserCodeError | NoRoomError | KeyboardInterrupt | TerminatedError)
-        way = continuation(self.settings.run) if ends or no_room(error) else None
+        way = continuation(self.settings.run) if isinstance(error, _CONTINUED) or no_room(error) else None
         if way is None:
             return
         step = self.trainer.next_step
@@ -294,8 +305,8 @@ class Training:
     def _notes(self) -> list[str]:
         trainer = self.trainer
         notes = [*self._remarks, *notes_on_products(self._choices), *trainer.notes()]
-        if trainer.next_step >= trainer.steps:
-            done = f"{self.settings.run} is complete: all its steps are done ({trainer.steps})"
+        if trainer.next_step >= trainer.end:
+            done = f"{self.settings.run} is complete: all its steps are done ({trainer.end})"
             notes.append(f"{done}; to train longer, resume it with a larger number of steps")
         return notes
 
@@ -312,8 +323,8 @@ class Training:
                 check_new_record(settings.record)
             self._made = True
             write_run(folder, describe_run(settings, self._inputs, trainer))
-        elif self._changes:
-            record_changes(settings, self._changes, trainer.next_step, trainer.steps)
+        else:
+            record_changes(settings, self._changes, trainer)
         begin_record(settings, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
