@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.invariants import trained_behind_end
+from cavesson.doctor.rules.kl import kl_explosion, kl_flat, negative_kl, unknown_estimate
 from cavesson.doctor.rules.token_rewards import reward_accounting
+from cavesson.doctor.rules.update import gradient_spike
 from cavesson.integrations.verl import rollouts_of
 from cavesson.record import Recorder, begin_attempt, write_run
 
@@ -109,3 +112,88 @@ def test_a_tools_result_that_is_trained_too_is_text_after_the_end(tmp_path: Path
     found = trained_behind_end.statistic(made.data(tmp_path))
     assert found is not None and found.sick
     assert found.seen == pytest.approx(10 / 16)
+
+
+def scalars(folder: Path, steps: int = 60, info: dict[str, Any] | None = None, **metrics: Any) -> RunData:
+    """Record metrics alone, under the names that a trainer gives them ("__" stands for "/")."""
+    write_run(folder, info or {"trainer": "trl 1.16.0", "algorithm": "grpo"})
+    with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
+        for step in range(steps):
+            found = {name.replace("__", "/"): float(np.broadcast_to(m, steps)[step]) for name, m in metrics.items()}
+            recorder.metrics(step, found)
+    return RunData(cavesson.open(folder))
+
+
+def test_metrics_alone_are_judged(tmp_path: Path) -> None:
+    """Gradient norms of NaN, ratios of 5 and a KL of −3 nats per response, and nothing else was recorded."""
+    data = scalars(tmp_path, grad_norm=np.nan, objective__kl=-3.0, val__ratio=5.0)
+    found = diagnose(data, RULES)
+    assert {"not-finite", "negative-kl", "ratio-blow-up"} <= {one.rule.name for one in found.findings}
+    assert "gradient-spike" in [one.rule for one in found.skipped]
+
+
+def test_a_rule_on_metrics_counts_the_steps_that_were_logged(tmp_path: Path) -> None:
+    data = scalars(tmp_path / "few", steps=4, grad_norm=1.0)
+    (said,) = diagnose(data, [gradient_spike]).skipped
+    assert said.words == {"least": 10.0, "steps": 4.0}
+    made = healthy(steps=24)
+    made.metrics = {"grad_norm": np.where(np.arange(24) % 10 == 9, 1.0, np.nan)}
+    (said,) = diagnose(made.data(tmp_path / "sparse"), [gradient_spike]).skipped
+    assert said.words == {"least": 10.0, "steps": 2.0}
+
+
+@pytest.mark.parametrize("length", [{}, {"completions__mean_length": 200.0}, {"response_length__mean": 200.0}])
+@pytest.mark.parametrize("name", ["kl", "actor__reward_kl_penalty", "train__kl"])
+def test_a_kl_per_token_is_judged_as_that_of_a_response(name: str, length: dict[str, float], tmp_path: Path) -> None:
+    """2.8 nats per token explode, −0.04 are −8 per response, and 8e-5 are 0.016: a policy that warms up and moves."""
+    rising = scalars(tmp_path / "rising", **{name: np.linspace(0.0, 2.8, 60)}, **length)
+    assert [one.rule.name for one in diagnose(rising, [kl_explosion]).findings] == ["kl-explosion"]
+    negative = scalars(tmp_path / "negative", **{name: -0.04}, **length)
+    assert [one.rule.name for one in diagnose(negative, [negative_kl]).findings] == ["negative-kl"]
+    warming = scalars(tmp_path / "warming", steps=30, **{name: np.linspace(0.0, 8e-5, 30)}, **length)
+    assert not diagnose(warming, [kl_flat]).findings
+    frozen = scalars(tmp_path / "frozen", steps=30, **{name: np.zeros(30)}, **length)
+    assert [one.rule.name for one in diagnose(frozen, [kl_flat]).findings] == ["kl-flat"]
+    near = scalars(tmp_path / "near", **{name: np.linspace(0.0, 0.1, 60)}, **length)
+    assert not diagnose(near, [kl_explosion, negative_kl]).findings
+
+
+def test_a_kl_per_response_is_not_multiplied(tmp_path: Path) -> None:
+    """TRL's PPO logs 8 nats of responses of 200 tokens."""
+    data = scalars(tmp_path, objective__kl=np.linspace(0.0, 8.0, 60), completions__mean_length=200.0)
+    assert not diagnose(data, [kl_explosion]).findings
+
+
+def tokens_mean(made: Made, values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.where(made.mask, values, 0).sum((1, 2)) / made.mask.sum((1, 2)))
+
+
+def every_tenth(made: Made, folder: Path, kl: np.ndarray) -> RunData:
+    """Record a run whose metrics are logged every 10th step, as by default in TRL: for the last of the 10 steps."""
+    made.metrics = {"kl": np.full(len(kl), np.nan)}
+    made.metrics["kl"][9::10] = kl.reshape(-1, 10).mean(1)
+    return made.data(folder)
+
+
+def test_the_mean_of_ten_steps_over_tokens_is_a_known_estimate(tmp_path: Path) -> None:
+    """TRL logs the mean of k3 over the tokens of a step, and of that the mean over logging_steps."""
+    made = healthy(steps=60)
+    delta = made.tokens["logprob"] - made.tokens["ref_logprob"]
+    delta *= np.linspace(1, 8, 60)[:, None, None] * np.where(made.mask.sum(-1, keepdims=True) < 4, 4, 1)
+    made.tokens["logprob"] = made.tokens["ref_logprob"] + delta
+    k3 = tokens_mean(made, np.exp(-delta) - 1 + delta)
+    found = unknown_estimate.statistic(every_tenth(made, tmp_path / "right", k3))
+    assert found is not None and not found.sick and found.seen < 1e-3
+    found = unknown_estimate.statistic(every_tenth(made, tmp_path / "wrong", 1.6 * k3 + 0.02))
+    assert found is not None and found.sick
+
+
+def test_a_mean_over_tokens_is_a_known_estimate_in_each_step(tmp_path: Path) -> None:
+    """Short responses are four times as far away, so that the mean of responses' means is another number."""
+    made = healthy()
+    delta = made.tokens["logprob"] - made.tokens["ref_logprob"]
+    delta = np.where(made.mask, 0.1 + delta * np.where(made.mask.sum(-1, keepdims=True) < 6, 8, 0.5), 0.0)
+    made.tokens["logprob"] = made.tokens["ref_logprob"] + delta
+    made.metrics = {"kl": tokens_mean(made, np.abs(delta))}
+    found = unknown_estimate.statistic(made.data(tmp_path))
+    assert found is not None and not found.sick and found.seen < 1e-4

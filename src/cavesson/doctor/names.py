@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 ALIASES: dict[str, tuple[str, ...]] = {
-    "kl/objective": ("objective/kl", "kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),
+    "kl/objective": ("objective/kl",),
+    "kl/per_token": ("kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),
     "kl/coef": ("objective/kl_coef", "kl_coef", "actor/reward_kl_penalty_coeff", "actor/kl_coef"),
     "policy/ratio": ("val/ratio", "ppo/policy/ratio", "probs_ratio", "actor/ratio"),
     "policy/clip_fraction": (
@@ -16,13 +17,18 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),
     "policy/approx_kl": ("policy/approxkl_avg", "ppo/policy/approxkl", "actor/ppo_kl", "ppo_kl"),
     "policy/entropy": ("policy/entropy_avg", "ppo/policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy"),
+    "length/response_mean": ("completions/mean_length", "response_length/mean", "response_length"),
     "loss/value": ("loss/value_avg", "ppo/loss/value", "critic/vf_loss", "critic_loss"),
     "value/explained_variance": ("ppo/val/var_explained", "critic/vf_explained_var"),
     "optim/grad_norm": ("grad_norm", "actor/grad_norm", "ppo/policy/grad_norm"),
     "optim/learning_rate": ("lr", "learning_rate", "actor/lr", "ppo/learning_rate"),
     "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
 }
-"""Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL."""
+"""Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL, with the same unit.
+
+The KL to the reference is in nats per response in Cavesson and TRL's PPO, and in nats per token in the others, which
+`kl/per_token` stands for; Cavesson does not log it.
+"""
 TRACKED = "train/"
 """What TRL's callbacks for trackers put before a metric's name."""
 _UPDATE = re.compile(r"(?!(eval|val|valid|test)[/_])((.*/)?(kl|policy|loss|optim|value)/|.*(loss|grad_norm))")

@@ -15,7 +15,7 @@ from cavesson.doctor.words import Language
 
 def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
     """Return ``findings``, ``healthy``, ``skipped``, ``cannot_be_excluded`` and ``recording`` of a run, for JSON."""
-    steps = data.rows.steps
+    steps = data.steps
     return {
         "run": data.run.folder,
         "algorithm": data.algorithm,
