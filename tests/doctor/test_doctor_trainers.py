@@ -1,5 +1,6 @@
 """What other trainers rightly do and record differently, and what is still wrong in their runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,16 @@ from doctor_helpers import END, LENGTH, Made, healthy
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.diagnosis import Finding, diagnose
+from cavesson.doctor.failures import not_excluded
+from cavesson.doctor.finding import Phrase, Reading, Skipped
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.invariants import trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion, kl_flat, negative_kl, unknown_estimate
+from cavesson.doctor.rules.mismatch import sampler_mismatch
 from cavesson.doctor.rules.token_rewards import reward_accounting
-from cavesson.doctor.rules.update import gradient_spike
+from cavesson.doctor.rules.update import clip_fraction_high, gradient_spike, ratio_blow_up
+from cavesson.doctor.words import language
 from cavesson.integrations.verl import rollouts_of
 from cavesson.record import Recorder, begin_attempt, write_run
 
@@ -197,3 +202,81 @@ def test_a_mean_over_tokens_is_a_known_estimate_in_each_step(tmp_path: Path) -> 
     made.metrics = {"kl": tokens_mean(made, np.abs(delta))}
     found = unknown_estimate.statistic(made.data(tmp_path))
     assert found is not None and not found.sick and found.seen < 1e-4
+
+
+def test_a_run_that_is_too_short_excludes_no_collapse(tmp_path: Path) -> None:
+    """Three steps with all tokens; where the run is long enough, the same rules speak."""
+    few = diagnose(healthy(steps=3).data(tmp_path / "few"), RULES)
+    said = {str(one.failure.title): one for one in not_excluded(few)}
+    reasons = [language("en").reason(one) for one in said["the policy collapses"].reasons]
+    assert "needs 20 steps; the record has 3" in reasons or "needs 8 steps; the record has 3" in reasons, reasons
+    many = diagnose(healthy(steps=64).data(tmp_path / "many"), RULES)
+    assert "the policy collapses" not in [str(one.failure.title) for one in not_excluded(many)]
+
+
+def test_a_folded_finding_does_not_hide_that_the_cause_of_its_kind_is_unknown(tmp_path: Path) -> None:
+    """Shrinking responses that follow from something else, or a note, say nothing of the entropy."""
+    made = healthy(steps=40)
+    found = diagnose(made.data(tmp_path), RULES)
+    (lengths,) = [rule for rule in RULES if rule.name == "length-collapse"]
+    (skipped,) = [Skipped("entropy-collapse", 51, Phrase("not recorded"), lacking=("tokens.entropy",))]
+    for finding, is_open in (
+        (Finding(lengths, Reading(1.0, True)), False),
+        (Finding(lengths, Reading(1.0, True), cause=False), True),
+        (Finding(replace(lengths, severity="note"), Reading(1.0, True)), True),
+    ):
+        titles = [one.failure.title for one in not_excluded(replace(found, findings=(finding,), skipped=(skipped,)))]
+        assert ("the policy collapses" in titles) == is_open
+
+
+@pytest.mark.parametrize(("dtype", "sick"), [("float32", True), (None, False), ("bfloat16", False)])
+def test_a_sampler_of_unknown_precision_may_round(dtype: str | None, sick: bool, tmp_path: Path) -> None:
+    """|δ| of 0.04 on every token: e^0.04 = 1.041, between the limits of float32 (1.03) and of bfloat16 (1.05)."""
+    made = healthy()
+    sign = np.where(np.arange(LENGTH) % 2, 1, -1)
+    made.tokens["sampler_logprob"] = made.tokens["logprob"] + np.where(made.mask, 0.04 * sign, 0.0)
+    made.info["config"]["model"]["dtype"] = dtype
+    found = sampler_mismatch.statistic(made.data(tmp_path))
+    assert found is not None and found.sick == sick and found.seen == pytest.approx(np.exp(0.04), abs=1e-3)
+
+
+GSPO: list[dict[str, Any]] = [
+    {"importance_sampling_level": "sequence"},
+    {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}},
+    {"actor": {"policy_loss_type": "gspo"}},
+]
+
+
+@pytest.mark.parametrize("config", GSPO)
+def test_ratios_of_whole_responses_clip_by_design_in_every_trainer(config: dict[str, Any], tmp_path: Path) -> None:
+    """GSPO clips 0.6 of its tokens (2507.18071, section 5.2 reports two orders of magnitude more than GRPO)."""
+    info = {"algorithm": "grpo", "config": config}
+    assert not diagnose(scalars(tmp_path / "gspo", info=info, clip_ratio=0.6), [clip_fraction_high]).findings
+    info = {"algorithm": "grpo", "config": {}}
+    assert diagnose(scalars(tmp_path / "grpo", info=info, clip_ratio=0.6), [clip_fraction_high]).findings
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"loss_type": "grpo"}, "sequence"),
+        ({"loss_type": "dapo"}, "token"),
+        ({"loss_type": "dr_grpo"}, "constant"),
+        ({"loss_type": "another"}, None),
+        ({"actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}}, "sequence"),
+        ({"actor": {"loss_agg_mode": "token-mean"}}, "token"),
+    ],
+)
+def test_what_a_loss_is_divided_by_is_read_in_every_trainer(
+    config: dict[str, Any], expected: str | None, tmp_path: Path
+) -> None:
+    assert scalars(tmp_path, steps=1, info={"config": config}, loss=0.0).setting("config.grpo.normalise") == expected
+
+
+@pytest.mark.parametrize(("bad", "sick"), [(2, False), (30, True)])
+def test_two_odd_batches_in_a_long_run_are_no_blow_up(bad: int, sick: bool, tmp_path: Path) -> None:
+    """Of 1,000 ratios, 2 or 30 are 2.5, which is outside of 0.3 to 2; one in fifty steps may be."""
+    ratio = np.ones(1000)
+    ratio[np.linspace(100, 950, bad).astype(int)] = 2.5
+    found = ratio_blow_up.statistic(scalars(tmp_path, steps=1000, val__ratio=ratio))
+    assert found is not None and found.sick == sick

@@ -95,7 +95,11 @@ class RunData:
 
     def _setting(self, path: str) -> Any:
         found = self._entry(path)
-        return self._entry(SETTINGS[path]) if found is None and path in SETTINGS else found
+        for entry in SETTINGS.get(path, ()) if found is None else ():
+            theirs = self._entry(entry.path)
+            if theirs is not None:
+                return theirs if entry.values is None else entry.values.get(theirs)
+        return found
 
     def _entry(self, path: str) -> Any:
         found: Any = self._info

@@ -19,6 +19,7 @@ from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
+NOTHING = Phrase("the run has nothing to measure")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         if reading is not None and not reading.sick and reading.undecided is not None:
             skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         elif reading is None or np.isnan(reading.seen):
-            skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
+            skipped.append(out or Skipped(rule.name, rule.number, NOTHING))
         elif reading.sick:
             with np.errstate(all="ignore"):
                 sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
@@ -139,7 +140,8 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         return replace(because("not recorded: {what}", what=needs(could)), lacking=tuple(could))
     steps = _steps_to_judge(data, rule)
     if steps < rule.min_steps:
-        return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
+        few = because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
+        return replace(few, undecided=True)
     return None
 
 

@@ -1,7 +1,8 @@
 """The names that other trainers use for the metrics and settings that the rules read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl",),
@@ -46,5 +47,32 @@ def is_of_update(name: str) -> bool:
 
 
 _KNOWN = frozenset(known for name in ALIASES for known in logged_as(name))
-SETTINGS = {"kl.estimator": "config.kl_estimator", "config.ppo.whiten_rewards": "config.whiten_rewards"}
-"""Entry of Cavesson's run.json → that of a run of TRL's PPO."""
+
+
+class Entry(NamedTuple):
+    """An entry of another trainer's run.json."""
+
+    path: str
+    values: Mapping[Any, Any] | None = None
+    """The trainer's value → Cavesson's, which is not known for other values; None: they are the same."""
+
+
+_MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
+_OF_TRL = {"grpo": "sequence", "sapo": "sequence", "dr_grpo": "constant"} | dict.fromkeys(
+    ("bnpo", "dapo", "cispo", "vespo"), "token"
+)
+SETTINGS: dict[str, tuple[Entry, ...]] = {
+    "kl.estimator": (Entry("config.kl_estimator"),),
+    "config.ppo.whiten_rewards": (Entry("config.whiten_rewards"),),
+    "config.grpo.ratio": (
+        Entry("config.importance_sampling_level"),
+        Entry("config.actor_rollout_ref.actor.policy_loss.loss_mode", {"vanilla": "token", "gspo": "sequence"}),
+        Entry("config.actor.policy_loss_type", {"ppo": "token", "gspo": "sequence"}),
+    ),
+    "config.grpo.normalise": (
+        Entry("config.loss_type", _OF_TRL),
+        Entry("config.actor_rollout_ref.actor.loss_agg_mode", _MEANS),
+        Entry("config.actor.loss_agg_mode", _MEANS),
+    ),
+}
+"""Entry of Cavesson's run.json → those of TRL, verl and OpenRLHF."""

@@ -31,7 +31,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
                 "failure": language.phrase(one.failure.title),
                 "rules": list(one.failure.rules),
                 "record": list(one.lacking),
-                "reasons": [language.phrase(reason) for reason in one.reasons],
+                "reasons": [language.reason(reason) for reason in one.reasons],
             }
             for one in not_excluded(diagnosis)
         ],
