@@ -19,7 +19,7 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.invariants import trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion, kl_flat, negative_kl, unknown_estimate
 from cavesson.doctor.rules.mismatch import sampler_mismatch
-from cavesson.doctor.rules.token_rewards import reward_accounting
+from cavesson.doctor.rules.token_rewards import reward_accounting, rewards_shifted
 from cavesson.doctor.rules.update import clip_fraction_high, gradient_spike, ratio_blow_up
 from cavesson.doctor.words import language
 from cavesson.integrations.verl import rollouts_of
@@ -280,3 +280,42 @@ def test_two_odd_batches_in_a_long_run_are_no_blow_up(bad: int, sick: bool, tmp_
     ratio[np.linspace(100, 950, bad).astype(int)] = 2.5
     found = ratio_blow_up.statistic(scalars(tmp_path, steps=1000, val__ratio=ratio))
     assert found is not None and found.sick == sick
+
+
+def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = False) -> Made:
+    """Whiten token rewards as TRL does: (r − μ)/σ over the tokens of a step, and μ again unless it shifts the mean."""
+    delta, last = made.tokens["logprob"] - made.tokens["ref_logprob"], made.mask.sum(-1, keepdims=True) - 1
+    beta = 0.05 * np.linspace(1, 3 if growing else 1, len(delta))[:, None, None]
+    score = np.where(np.arange(LENGTH) == last, made.rows["reward"][..., None], 0.0)
+    reward = score - beta * (delta if estimator == "k1" else np.exp(-delta) - 1 + delta)
+    for of_step, kept in zip(reward, made.mask, strict=True):
+        mean, spread = of_step[kept].mean(), of_step[kept].std()
+        of_step[:] = np.where(kept, (of_step - mean) / spread + (0.0 if shifts else mean), 0.0)
+    made.tokens["token_reward"] = reward
+    made.info = {"trainer": "trl 1.10.0", "algorithm": "ppo"}
+    return made
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("growing", [False, True])
+def test_whitening_that_moves_the_mean_is_found_and_without_is_healthy(
+    estimator: str, growing: bool, tmp_path: Path
+) -> None:
+    """Without a shift the inner rewards have a constant too, μ·(1 − 1/σ), so that this alone is no sign of one."""
+    for shifts in (False, True):
+        made = whitened(healthy(), shifts, estimator, growing)
+        found = rewards_shifted.statistic(made.data(tmp_path / f"{shifts}"))
+        assert found is not None and found.sick == shifts
+        if shifts:
+            assert found.since == 0 and found.seen == 1.0
+    made = healthy()
+    made.info = {"trainer": "trl 1.10.0", "algorithm": "ppo"}
+    assert rewards_shifted.statistic(made.data(tmp_path / "as they are")) is None
+
+
+def test_rewards_of_a_mean_near_0_that_are_only_scaled_are_healthy(tmp_path: Path) -> None:
+    """Scores of mean 0 in a large batch: their mean is small, but not exactly 0."""
+    made = healthy(batch=256)
+    made.rows["reward"] = np.random.default_rng(5).normal(size=made.rows["reward"].shape)
+    found = rewards_shifted.statistic(whitened(made, False).data(tmp_path))
+    assert found is not None and not found.sick and found.seen < 0.3
