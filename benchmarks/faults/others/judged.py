@@ -90,7 +90,7 @@ def _said(run: Run, case: Case, way: str, onset: int) -> Judged:
     return Judged(
         case,
         way,
-        steps=len(data.rows.steps),
+        steps=len(data.steps),
         named=tuple(names(found, one.true)),
         since=None if since is None else since - FIRST_STEP[way],
         onset=onset,
