@@ -30,13 +30,13 @@ def objective(data: RunData) -> Series:
     if data.has("rows.kl_k1"):
         return data.rows.mean("kl_k1")
     total, each = data.metric("kl/objective"), data.metric("kl/per_token")
-    return total if len(total) else Series(each.step, each.value * _lengths(data, each.step, USUAL_LENGTH))
+    return total if len(total) else Series(each.step, each.value * _lengths(data, each.step))
 
 
-def _lengths(data: RunData, step: Array, unknown: float) -> Array:
-    """Return [S] the mean length of the responses at some steps; ``unknown`` if it was not recorded."""
+def _lengths(data: RunData, step: Array) -> Array:
+    """Return [S] the mean length of the responses at some steps; a usual one if it was not recorded."""
     length = data.rows.mean("length") if data.has("rows.length") else data.metric("length/response_mean")
-    return np.interp(step, length.step, length.value) if len(length) else np.full(len(step), unknown)
+    return np.interp(step, length.step, length.value) if len(length) else np.full(len(step), USUAL_LENGTH)
 
 
 def _noise(data: RunData, points: Series) -> Array:
@@ -122,8 +122,9 @@ def kl_explosion(
     data: RunData, *, limit: float = 10.0, long: float = 0.25, short: float = 0.75, factor: float = 3.0
 ) -> Reading | None:
     points = objective(data)
-    unknown = np.nan if len(data.metric("kl/objective")) else USUAL_LENGTH
-    per_token = points.value / np.maximum(_lengths(data, points.step, unknown), 1)
+    per_token = np.full(len(points), np.nan)
+    if data.has("rows.length") or not len(data.metric("kl/objective")):
+        per_token = points.value / np.maximum(_lengths(data, points.step), 1)
     # Long responses can have a larger KL in total, but short ones must not differ much on every token.
     is_paid = pays(data)
     scale = factor if is_paid else 1.0
