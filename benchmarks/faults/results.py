@@ -122,7 +122,7 @@ def said_of(run: Run, case: Case, sees: Collection[str] = KINDS) -> Result:
         case,
         since=None if first is None else first.since,
         between=None if first is None else first.between,
-        steps=len(data.rows.steps),
+        steps=len(data.steps),
         named=tuple(names(found, accepted)),
         folded=tuple(one.rule.name for one in found.findings if not one.cause),
         skipped=tuple(one.rule for one in found.skipped),

@@ -60,6 +60,18 @@ def clipped_unsaid(made):
     hidden_clip(made, 0.5)
 
 
+def whiten(made, shifts):
+    """TRL's masked_whiten over the trained tokens of each step: (r − μ)/σ, and μ again unless it shifts the mean."""
+    for reward, mask in zip(made.tokens["token_reward"], made.mask, strict=True):
+        mean, spread = reward[mask].mean(), reward[mask].std()
+        reward[mask] = (reward[mask] - mean) / spread + (0.0 if shifts else mean)
+
+
+@case("rewards-shifted", near=lambda made: whiten(made, False))
+def shifted(made):
+    whiten(made, True)
+
+
 @case("double-start")
 def two_starts(made):
     for line in made.rows["prompt_ids"]:

@@ -94,6 +94,7 @@ def world(name: str, columns: Columns) -> Made:
     made.tokens["sampler_version"] = made.rows["policy_version"][..., None].repeat(LENGTH, -1)
     made.metrics["finish/length"] = (made.rows["finish_reason"] == "length").mean(1)
     made.metrics["time/step"] = made.metrics["time/total"]
+    made.metrics["kl/per_token"] = made.metrics["kl/objective"] / made.mask.sum(-1).mean(-1)
     return made
 
 

@@ -293,7 +293,7 @@ def test_shuffled_rewards_that_nothing_shows_are_not_excluded(tmp_path: Path) ->
     made.settle()
     _, found = diagnosis(made, tmp_path)
     (said,) = [one for one in not_excluded(found) if "reward-is-noise" in one.failure.rules]
-    assert not said.lacking and "score a few responses twice" in said.reasons[0]
+    assert not said.lacking and "score a few responses twice" in said.reasons[0].reason
 
 
 def test_rewards_that_words_predict_are_excluded_from_being_noise(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_what_a_loss_of_another_trainer_counts_is_not_excluded(own: bool, tmp_pa
     said = [one for one in not_excluded(found) if "trained-behind-end" in one.failure.rules]
     assert bool(said) != own
     if said:
-        assert "whether its loss keeps to them" in said[0].reasons[0]
+        assert "whether its loss keeps to them" in said[0].reasons[0].reason
     assert (trained_behind_end in [rule for rule, _ in found.healthy]) == own
 
 

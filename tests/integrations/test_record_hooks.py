@@ -76,6 +76,7 @@ logged = []
     assert module.logged == [{"critic/score/mean": 1.5}] * 2
     run = open_run(tmp_path / "run")
     assert run.info["config"] == {"algorithm": {"adv_estimator": "grpo"}}
+    assert run.info["algorithm"] == "grpo"
     assert run.steps().to_pylist() == [{"step": s, "attempt": 0, "critic/score/mean": 1.5} for s in (1, 2)]
     columns = [
         "step",
@@ -84,15 +85,14 @@ logged = []
         "response",
         "prompt_ids",
         "reward",
-        "shaped_reward",
         "ground_truth",
         "length",
         "kl_k1",
     ]
     rows = [tuple(row.values()) for row in run.rows(columns).to_pylist()]
     # kl_k1 of the first: (−1 + 1.5) + (−2 + 2); of the second (−0.5 + 0.5) + (−0.25 + 0.5), the tool's token left out.
-    first = (0, "a", "de", [1], 1.0, 0.5, "g", 2, 0.5)
-    second = (1, "bc", "fgh", [2, 3], 2.0, 1.75, None, 2, 0.25)
+    first = (0, "a", "de", [1], 1.0, "g", 2, 0.5)
+    second = (1, "bc", "fgh", [2, 3], 2.0, None, 2, 0.25)
     assert rows == [(1, *first), (1, *second), (2, *first), (2, *second)]
     assert run.tokens(1, 1)["token_id"].to_pylist() == [6, 8]
     assert run.tokens(1, 1)["advantage"].to_pylist() == [-0.5, -0.5]
@@ -228,6 +228,41 @@ def test_experiences_of_openrlhf(tmp_path):
     assert tokens["value"].to_pylist() == [0.25, 0.75]
     # Where nothing was sampled there are no tokens, and no response.
     assert [row["length"] for row in run.rows(["length"], [6]).to_pylist()] == [0, 0]
+    assert not {"algorithm", "config"} & run.info.keys()  # settings were not passed
+
+
+@pytest.mark.parametrize(
+    ("estimator", "algorithm"), [("gae", "ppo"), ("rloo", "rloo"), ("reinforce_plus_plus", None), (None, None)]
+)
+def test_the_algorithm_of_verl_is_that_of_its_advantages(estimator, algorithm, tmp_path):
+    """verl's trainer is called PPO whatever it trains with; an algorithm that has no name here is left out."""
+
+    class Trainer:
+        config = types.MappingProxyType({"algorithm": {"adv_estimator": estimator} if estimator else {}})
+
+        def fit(self):
+            pass
+
+    globals().setdefault("compute_data_metrics", None)
+    verl.record(Trainer(), tmp_path / "run").close()
+    assert open_run(tmp_path / "run").info.get("algorithm") == algorithm
+
+
+@pytest.mark.parametrize(
+    ("estimator", "algorithm"), [("gae", "ppo"), ("group_norm", "grpo"), ("rloo", "rloo"), ("reinforce", None)]
+)
+def test_the_algorithm_of_openrlhf_is_that_of_its_advantages(estimator, algorithm, tmp_path):
+    args = SimpleNamespace(
+        algo=SimpleNamespace(advantage=SimpleNamespace(estimator=estimator)),
+        actor=SimpleNamespace(loss_agg_mode="token-mean"),
+        logger=SimpleNamespace(wandb=SimpleNamespace(key="secret")),
+    )
+    openrlhf.record(tmp_path / "run", 0, [experience()], Letters(), args).close()
+    info = open_run(tmp_path / "run").info
+    assert info.get("algorithm") == algorithm
+    assert info["config"] == {
+        "algo": {"advantage": {"estimator": estimator}}, "actor": {"loss_agg_mode": "token-mean"}
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[1], [], [2, 3]]])

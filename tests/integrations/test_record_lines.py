@@ -50,7 +50,11 @@ def test_openrlhf(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = experience().values
     more = dict.fromkeys(("base_action_log_probs", "rollout_log_probs", "advantages", "returns"), values)
-    given = {"global_step": 3, "experiences": [experience(**more)], "self": SimpleNamespace(tokenizer=Letters())}
+    given = {
+        "global_step": 3,
+        "experiences": [experience(**more)],
+        "self": SimpleNamespace(tokenizer=Letters(), args=None),
+    }
     exec(WAY["openrlhf"].code, given)
     assert lacking("openrlhf", tmp_path / "runs" / "mine") == set()
     assert {*openrlhf.COLUMNS.values(), "token_id", "mask"} == tokens_of("openrlhf")

@@ -13,7 +13,7 @@ from benchmarks.faults.others.recordings import PPO_COLUMNS
 from benchmarks.faults.results import names
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
-from cavesson.doctor.failures import FAILURES, not_excluded
+from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
 from cavesson.importers import import_run
 from cavesson.record import Run
@@ -77,11 +77,8 @@ def recordings(folder: Path, case: Case, place: Path) -> Iterator[tuple[str, Run
 
 
 def _not_excluded(found: Diagnosis) -> tuple[str, ...]:
-    """Return the causes that a diagnosis calls possible, or of whose kind it has found one that the record shows."""
-    seen = {one.rule.name for one in found.findings}
-    possible = [one.failure for one in not_excluded(found)]
-    possible += [failure for failure in FAILURES if seen.intersection(failure.rules)]
-    return tuple(rule for failure in possible for rule in failure.rules)
+    """Return the causes that a diagnosis says are possible: those that its report lists as not excluded."""
+    return tuple(rule for one in not_excluded(found) for rule in one.failure.rules)
 
 
 def _said(run: Run, case: Case, way: str, onset: int) -> Judged:
@@ -93,7 +90,7 @@ def _said(run: Run, case: Case, way: str, onset: int) -> Judged:
     return Judged(
         case,
         way,
-        steps=len(data.rows.steps),
+        steps=len(data.steps),
         named=tuple(names(found, one.true)),
         since=None if since is None else since - FIRST_STEP[way],
         onset=onset,

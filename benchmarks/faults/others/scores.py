@@ -20,7 +20,7 @@ class Score:
     named: float
     """Share of these of which a right cause is named at all."""
     precision: float
-    """Share of the names, on these and on healthy runs, that are true."""
+    """Share of the names, on all recordings, that are true."""
     healthy_steps: int
     alarms: float
     """Names per 1,000 steps of healthy runs."""
@@ -43,7 +43,7 @@ def score(said: Iterable[Judged]) -> Score:
     healthy = [one for one in every if one.case.healthy]
     shown = [one for one in every if one.determined]
     hidden = [one for one in every if not one.case.healthy and not one.determined]
-    true = [name in one.true for one in (*shown, *healthy) for name in one.named]
+    true = [name in one.true for one in every for name in one.named]
     steps = sum(one.steps for one in healthy)
     alarms = sum(len(one.named) for one in healthy)
     late = [one for one in shown if one.onset > 0 and one.since is not None]

@@ -17,7 +17,7 @@ from cavesson.doctor.names import SETTINGS, is_of_update, logged_as
 from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
-from cavesson.doctor.series import Series, series
+from cavesson.doctor.series import Array, Series, series
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
 
@@ -95,7 +95,11 @@ class RunData:
 
     def _setting(self, path: str) -> Any:
         found = self._entry(path)
-        return self._entry(SETTINGS[path]) if found is None and path in SETTINGS else found
+        for entry in SETTINGS.get(path, ()) if found is None else ():
+            theirs = self._entry(entry.path)
+            if theirs is not None:
+                return theirs if entry.values is None else entry.values.get(theirs)
+        return found
 
     def _entry(self, path: str) -> Any:
         found: Any = self._info
@@ -147,6 +151,11 @@ class RunData:
         return self.rows.recorded(name)
 
     @property
+    def steps(self) -> Array:
+        """[S] the steps with rollouts that were trained on; those with metrics if there are no rollouts."""
+        return self.rows.steps if len(self.rows) else np.unique(self._steps["step"].to_numpy())
+
+    @property
     def last_step(self) -> int | None:
         """The last step with rollouts or metrics; None if there is none."""
         logged = self._steps["step"]
@@ -178,6 +187,8 @@ class RunData:
     def _rollouts(self) -> tuple[Rows, Rows]:
         """The rollouts that were trained on, and the held-out ones."""
         table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
+        if "rows" not in self.sees:
+            table = table.slice(0, 0)
         held_out = pc.fill_null(pc.equal(table["split"], "eval"), False)
         derived = self._columns("rows")
         return Rows(table, pc.invert(held_out), derived), Rows(table, held_out, derived)

@@ -19,6 +19,7 @@ from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
+NOTHING = Phrase("the run has nothing to measure")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         if reading is not None and not reading.sick and reading.undecided is not None:
             skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         elif reading is None or np.isnan(reading.seen):
-            skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
+            skipped.append(out or Skipped(rule.name, rule.number, NOTHING))
         elif reading.sick:
             with np.errstate(all="ignore"):
                 sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
@@ -99,7 +100,7 @@ def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
 
 def _in_window(late: Reading, whole: Reading | None, part: RunData) -> Reading:
     """Return a reading of a part of the run, with curves over the whole run where these have as many points in it."""
-    first, last = int(part.rows.steps[0]), int(part.rows.steps[-1])
+    first, last = int(part.steps[0]), int(part.steps[-1])
     curve, course = late.curve, late.course
     if curve and curve.along is None and whole is not None and whole.curve is not None:
         curve = replace(curve, points=_longer(curve.points, whole.curve.points, first))
@@ -137,10 +138,19 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         if not all(could):  # what would be derived from recorded columns does not follow from them
             return because("the recorded columns do not determine what this rule judges")
         return replace(because("not recorded: {what}", what=needs(could)), lacking=tuple(could))
-    steps = len(data.rows.steps)
+    steps = _steps_to_judge(data, rule)
     if steps < rule.min_steps:
-        return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
+        few = because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
+        return replace(few, undecided=True)
     return None
+
+
+def _steps_to_judge(data: RunData, rule: Rule) -> int:
+    """Return the number of steps with rollouts; those with the metrics that a rule judges, if it judges these alone."""
+    derived = "rows."  # from rollouts, like what is recorded of them
+    used = [next(filter(data.recorded, need.split("|")), derived).split(".", 1) for need in rule.needs]
+    metrics = [len(data.metric(name)) for kind, name in used if kind == "steps"]
+    return min(metrics) if metrics and all(kind in ("steps", "info") for kind, _ in used) else len(data.rows.steps)
 
 
 def _has_no_critic(data: RunData) -> bool:

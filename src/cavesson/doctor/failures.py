@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cavesson.doctor.diagnosis import Diagnosis
-from cavesson.doctor.finding import Phrase
+from cavesson.doctor.diagnosis import NOTHING, Diagnosis
+from cavesson.doctor.finding import Phrase, Skipped
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ FAILURES = (
     Failure(Phrase("the reference is not the initial policy"),
             ("kl-at-start", "reference-is-policy", "reference-replaced")),
     Failure(Phrase("advantages are computed wrongly"),
-            ("group-advantages", "advantage-sign", "advantage-scale", "reward-fades", "reward-falls")),
+            ("group-advantages", "advantage-sign", "advantage-scale", "rewards-shifted", "reward-fades",
+             "reward-falls")),
     Failure(Phrase("the critic does not learn"), ("value-not-fitting", "value-constant", "value-start")),
     Failure(Phrase("the wrong tokens are trained"), ("trained-behind-end", "end-not-trained", "padding-counted")),
     Failure(Phrase("prompts are not as the model expects them"), ("double-start", "retokenised")),
@@ -46,24 +47,26 @@ FAILURES = (
 
 
 class NotExcluded(NamedTuple):
-    """A failure that the run may have: no rule found it, and some rules that look for it could not decide."""
+    """A failure that the run may have: it is not among the causes, and some rules that look for it could not decide."""
 
     failure: Failure
     lacking: tuple[str, ...]
     """What to record, as in a rule's ``needs``."""
-    reasons: tuple[Phrase, ...]
-    """Why rules that have their columns could not decide."""
+    reasons: tuple[Skipped, ...]
+    """Rules that have their columns but could not decide, one for each reason."""
 
 
 def not_excluded(diagnosis: Diagnosis) -> list[NotExcluded]:
     """Return the failures that the record neither shows nor excludes."""
-    found = {one.rule.name for one in diagnosis.findings}
+    shown = {one.rule.name for one in diagnosis.causes if one.severity != "note"}
+    spoke = {one.rule.name for one in diagnosis.findings} | {rule.name for rule, _ in diagnosis.healthy}
     skipped = {one.rule: one for one in diagnosis.skipped}
     open_ones = []
     for failure in FAILURES:
         several = [skipped[rule] for rule in failure.rules if rule in skipped]
         needed = dict.fromkeys(need for one in several for need in one.lacking)
-        reasons = tuple(one.reason for one in several if one.undecided)
-        if (needed or reasons) and not found & set(failure.rules):
-            open_ones.append(NotExcluded(failure, tuple(needed), reasons))
+        unexamined = not spoke & set(failure.rules)
+        reasons = {one.reason: one for one in several if one.undecided or (unexamined and one.reason == NOTHING)}
+        if (needed or reasons) and not shown & set(failure.rules):
+            open_ones.append(NotExcluded(failure, tuple(needed), tuple(reasons.values())))
     return open_ones

@@ -91,4 +91,4 @@ class Skipped:
     lacking: tuple[str, ...] = ()
     """The needs of the rule that are neither recorded nor derived."""
     undecided: bool = False
-    """Whether the rule was applied, but the run does not show whether there is a problem."""
+    """Whether the columns are there, but the run does not show whether there is a problem, or is too short for that."""

@@ -59,7 +59,7 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
         return replace(reading, between=(reading.since, reading.since))
     if len(curve.points) < MIN_POINTS:
         return reading
-    first = int(data.rows.steps[0]) if len(data.rows) else 0
+    first = int(data.steps[0]) if len(data.steps) else 0
     begin = first if reading.window is None else reading.window[0]
     if reading.course is None and reading.since == first and curve.low is None is curve.high:
         return replace(reading, between=(first, first))

@@ -76,7 +76,7 @@ WAYS = (
         "from cavesson.integrations.verl import record\n"
         'record(trainer, "runs/mine")  # in main_ppo.py, before trainer.fit()',
         _columns(
-            "group prompt_ids reward shaped_reward",
+            "group prompt_ids reward",
             "token_id mask logprob ref_logprob sampler_logprob value token_reward advantage return",
         ),
         {
@@ -89,7 +89,7 @@ WAYS = (
         "OpenRLHF",
         "openrlhf",
         "from cavesson.integrations.openrlhf import record\n"
-        'record("runs/mine", global_step, experiences, self.tokenizer)  '
+        'record("runs/mine", global_step, experiences, self.tokenizer, self.args)  '
         "# in ppo_trainer.py, after make_experience_batch",
         _columns(
             "group prompt_ids reward finish_reason",

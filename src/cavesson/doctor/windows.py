@@ -15,7 +15,7 @@ def windows(data: RunData) -> Iterator[RunData]:
     quarter of the one after that. The windows share the level of one test, so that a test that is applied to all of
     them reports what chance explains no more often than a test that is applied once.
     """
-    steps = data.rows.steps
+    steps = data.steps
     several = lengths(len(steps) / 2)
     for length in several:
         yield data.part(int(steps[-length]), CHANCE / len(several))

@@ -6,7 +6,7 @@ The trainer is a Ray actor and cannot be hooked from outside. Add two lines to t
 ```python
 from cavesson.integrations.openrlhf import record
 
-record("runs/mine", global_step, experiences, self.tokenizer)
+record("runs/mine", global_step, experiences, self.tokenizer, self.args)
 ```
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.importers.fields import group_of
+from cavesson.importers.fields import group_of, nested
+from cavesson.integrations.settings import plain
 from cavesson.integrations.tensors import as_array
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
 from cavesson.record.padding import padded
@@ -32,10 +33,14 @@ COLUMNS = {
     "returns": "return",
 }
 """A field of an experience → the record's column."""
+ALGORITHMS = {"gae": "ppo", "group_norm": "grpo", "dr_grpo": "grpo", "rloo": "rloo"}
+"""OpenRLHF's advantage estimator → the record's name of the algorithm; others have none."""
+GROUPS = ("algo", "actor", "critic", "rollout", "train")
+"""Groups of settings that are recorded; others hold keys of services, such as that of Weights & Biases."""
 _RECORDERS: dict[Path, Recorder] = {}
 
 
-def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer: Any) -> Recorder:
+def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer: Any, args: Any = None) -> Recorder:
     """Record a step's experiences; the first call for a folder begins an attempt.
 
     Args:
@@ -43,6 +48,7 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
         step: OpenRLHF's ``global_step``.
         experiences: OpenRLHF's list of ``Experience``, after advantages are computed.
         tokenizer: Decodes the ids.
+        args: The trainer's settings, ``self.args``; without them, the record does not say which algorithm trained.
 
     Returns:
         The folder's recorder, which can also record metrics: ``recorder.metrics(step, {...})``.
@@ -53,12 +59,19 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
     path = Path(folder)
     if path not in _RECORDERS:
         lock = Lock(path)
-        write_run(path, {"trainer": "openrlhf", "algorithm": "ppo"})
+        write_run(path, {"trainer": "openrlhf"} | _settings(args))
         _RECORDERS[path] = Recorder(path, attempt=begin_attempt(path, step), lock=lock)
     rows, tokens = rollouts_of(experiences, tokenizer)
     _RECORDERS[path].rollouts(step, rows, tokens)
     _RECORDERS[path].flush()
     return _RECORDERS[path]
+
+
+def _settings(args: Any) -> dict[str, Any]:
+    """Return the entries of run.json that OpenRLHF's settings give, in the groups that it has since version 0.11."""
+    config = {name: plain(getattr(args, name)) for name in GROUPS if hasattr(args, name)}
+    algorithm = ALGORITHMS.get(nested(config, "algo", "advantage", "estimator"))
+    return ({"config": config} if config else {}) | ({"algorithm": algorithm} if algorithm else {})
 
 
 def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.importers.fields import group_of
+from cavesson.importers.fields import group_of, nested
+from cavesson.integrations.settings import plain
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.record import Lock, Recorder, write_run
 from cavesson.record.precision import Array
@@ -36,6 +37,8 @@ COLUMNS = {
     "returns": "return",
 }
 """verl's column of a batch → the record's."""
+ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo"}
+"""verl's advantage estimator → the record's name of the algorithm; others have none."""
 
 
 def record(trainer: Any, folder: Path | str) -> Recorder:
@@ -54,7 +57,9 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
     """
     folder = Path(folder)
     lock = Lock(folder)
-    write_run(folder, {"trainer": "verl", "algorithm": "ppo", "config": _plain(getattr(trainer, "config", None))})
+    config = plain(getattr(trainer, "config", None))
+    algorithm = ALGORITHMS.get(nested(config, "algorithm", "adv_estimator"))
+    write_run(folder, {"trainer": "verl", "config": config} | ({"algorithm": algorithm} if algorithm else {}))
     recorder = Recorder(folder, lock=lock)  # an attempt begins with its first step, which `fit` reads from a checkpoint
     module = sys.modules[_defining_class(trainer).__module__]
     compute = vars(module)["compute_data_metrics"]
@@ -92,7 +97,6 @@ def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, A
     there = zip(ids, attention[:, -width:], strict=True)
     rows["response"] = [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in there]
     rows["reward"] = (as_array(tensors["token_level_scores"]) * mask).sum(1)
-    rows["shaped_reward"] = (as_array(tensors["token_level_rewards"]) * mask).sum(1)
     rows["group"] = list(map(group_of, rows["prompt"]))
     if (truths := _truths(others)) is not None:
         rows["ground_truth"] = truths
@@ -111,14 +115,3 @@ def _truths(others: Mapping[str, Any]) -> list[str | None] | None:
 def _defining_class(trainer: Any) -> type:
     """Return the class that defines ``fit``; its module contains the function that ``fit`` calls."""
     return next(kind for kind in type(trainer).__mro__ if "fit" in vars(kind))
-
-
-def _plain(config: Any) -> Any:
-    """Convert settings to values that JSON can represent."""
-    if config is None or isinstance(config, str | int | float | bool):
-        return config
-    if isinstance(config, Mapping) or hasattr(config, "items"):
-        return {str(key): _plain(value) for key, value in config.items()}
-    if isinstance(config, list | tuple) or type(config).__name__ == "ListConfig":
-        return [_plain(value) for value in config]
-    return str(config)

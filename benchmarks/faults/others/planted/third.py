@@ -47,7 +47,7 @@ def score_everywhere(plan: Plan) -> None:
 
 
 @fault(
-    causes=["penalty-wrong", "reward-accounting"],
+    causes=["penalty-wrong", "reward-accounting", "rewards-shifted"],
     also=["length-collapse", "reward-position", "value-not-fitting", "penalty-mis-scaled", "unknown-estimate"],
     # Every token loses the same, which no multiple of its log-ratio explains.
     seen=TOKENS,

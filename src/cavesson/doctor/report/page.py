@@ -22,7 +22,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     say = language.phrase
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    steps = data.rows.steps
+    steps = data.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
@@ -76,7 +76,7 @@ def _consequence(data: RunData, finding: Finding, language: Language) -> str:
 
 
 def _since(data: RunData, finding: Finding, language: Language) -> str:
-    return since(finding.reading, int(data.rows.steps[0]) if len(data.rows) else 0, language)
+    return since(finding.reading, int(data.steps[0]) if len(data.steps) else 0, language)
 
 
 def _body(finding: Finding, language: Language) -> str:

@@ -15,7 +15,7 @@ from cavesson.doctor.words import Language
 
 def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
     """Return ``findings``, ``healthy``, ``skipped``, ``cannot_be_excluded`` and ``recording`` of a run, for JSON."""
-    steps = data.rows.steps
+    steps = data.steps
     return {
         "run": data.run.folder,
         "algorithm": data.algorithm,
@@ -31,7 +31,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
                 "failure": language.phrase(one.failure.title),
                 "rules": list(one.failure.rules),
                 "record": list(one.lacking),
-                "reasons": [language.phrase(reason) for reason in one.reasons],
+                "reasons": [language.reason(reason) for reason in one.reasons],
             }
             for one in not_excluded(diagnosis)
         ],

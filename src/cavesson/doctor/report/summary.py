@@ -24,7 +24,7 @@ def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, s
     found = []
     for failure, lacking, reasons in not_excluded(diagnosis):
         advice = [record.format(what=needs(lacking))] if lacking else []
-        found.append((language.phrase(failure.title), "; ".join([*advice, *map(language.phrase, reasons)])))
+        found.append((language.phrase(failure.title), "; ".join([*advice, *map(language.reason, reasons)])))
     return found
 
 

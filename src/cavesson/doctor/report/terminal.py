@@ -23,7 +23,7 @@ COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
     """Print the causes with their consequences, then how much could be judged, and what could not be excluded."""
     say = language.phrase
-    steps = data.rows.steps
+    steps = data.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     console.print(Text.assemble((visible(data.run.folder), "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
     console.print(Text(summary(diagnosis, language), "bold"))

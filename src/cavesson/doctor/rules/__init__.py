@@ -28,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     length.end_not_trained,
     token_rewards.reward_position,
     token_rewards.reward_accounting,
+    token_rewards.rewards_shifted,
     invariants.double_start,
     mismatch.retokenised,
     invariants.ratio_not_one,

@@ -26,6 +26,7 @@ LASTING = 3
 UNLIKELY = 1e-6
 """Probability below which equal responses at two places of the groups are not chance."""
 MASK_OF_LOSS = Phrase("the record shows which tokens the trainer kept, but not whether its loss keeps to them")
+MAYBE_TURNS = Phrase("responses have several end tokens, each perhaps of a turn, and the record does not mark turns")
 IMPROBABLE = 12.0
 """Nats of surprise from which two independent samples do not agree on a response by chance."""
 
@@ -210,7 +211,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     title="Tokens after the end of the response are trained on",
     cause="{seen} of the trained tokens come after an end token: the mask keeps padding (which may be the end token "
     "itself), or text that the policy did not write.",
-    healthy="share of trained tokens after the first end token: 0, at most {limit}",
+    healthy="share of trained tokens after the first end token of their turn: 0, at most {limit}",
     fix="end the mask at the first end token, and use a separate padding token",
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
@@ -223,20 +224,56 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
     if not data.recorded("info.eos_token_ids"):  # a token that ends nearly all responses may stand inside of a few
         behind &= np.isin(sample["token_id"], padding_of(sample))
         behind |= _behind(sample, named_ends(sample))
+    undecided = None if data.own else MASK_OF_LOSS
+    if not _marks_turns(data) and _end_again(sample, ends, behind):
+        behind, undecided = behind & _filled(sample, ends), MAYBE_TURNS
     wrong = np.flatnonzero(behind & sample.trained)
     share = Share(len(wrong) / max(1, int(sample.trained.sum())))
     curve = Curve(sample.mean_by_step(behind.astype(float)), high=limit)
-    first, undecided = earliest(sample.step[wrong]), None if data.own else MASK_OF_LOSS
+    first = earliest(sample.step[wrong])
     return Reading(share, share > limit, first, sample.spans(wrong), curve=curve, undecided=undecided)
 
 
 def _behind(sample: Sample, ends: Array) -> Array:
-    """Return [N] whether one of some tokens stands before each token in its own response."""
+    """Return [N] whether one of some tokens stands before each token in its own turn of its own response.
+
+    A turn ends where the mask leaves out what a tool or a user wrote, whether or not these tokens were recorded.
+    """
     is_end = np.isin(sample["token_id"], ends)
-    # The running count minus that at the start of the response.
+    begins = np.ones(len(sample), bool)
+    begins[1:] = (np.diff(sample.line) != 0) | (np.diff(sample.position) != 1)
+    begins[1:] |= sample.trained[1:] & ~sample.trained[:-1] & ~is_end[:-1]
+    # The running count minus that at the start of the turn.
     before: Array = np.cumsum(is_end) - is_end
-    start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
-    return np.asarray(before > before[np.minimum(start, len(sample) - 1)][sample.line])
+    return np.asarray(before > before[np.flatnonzero(begins)][np.cumsum(begins) - 1])
+
+
+def _marks_turns(data: RunData) -> bool:
+    """Return whether positions have gaps where tokens were masked: Cavesson and its hooks in TRL and verl keep them."""
+    return data.own or str(data.setting("trainer", "")).startswith(("trl", "verl"))
+
+
+def _end_again(sample: Sample, ends: Array, behind: Array) -> bool:
+    """Return whether most responses that go on after an end token with other tokens end in one, as turns do."""
+    closes = np.isin(sample["token_id"], ends) | _filled(sample, ends)
+    lines = np.unique(sample.line[behind & sample.trained & ~closes])
+    ended = np.isin(sample.line, lines) & sample.last & closes
+    return bool(len(lines)) and 2 * ended.sum() > len(lines)
+
+
+def _filled(sample: Sample, ends: Array) -> Array:
+    """Return [N] whether a token only fills the response up: the same token up to its end, from an end token on."""
+    ids = np.where(sample.trained, sample["token_id"], np.nan)
+    starts = np.ones(len(sample), bool)
+    starts[1:] = (np.diff(sample.line) != 0) | (ids[1:] != ids[:-1])
+    run = np.cumsum(starts) - 1
+    first = np.flatnonzero(starts)
+    is_end = np.isin(sample["token_id"], ends)
+    follows = np.zeros(len(first), bool)
+    follows[1:] = is_end[first[1:] - 1] & (sample.line[first[1:]] == sample.line[first[1:] - 1])
+    reaches = np.zeros(len(first), bool)
+    reaches[run[sample.last]] = True
+    return np.asarray((reaches & (follows | is_end[first]))[run] & ~(starts & is_end))
 
 
 @rule(

@@ -9,6 +9,7 @@ from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
@@ -18,9 +19,24 @@ USUAL_RATE = 1e-5
 """The default learning rate."""
 
 
+LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
+"""What shows the KL of a step."""
+USUAL_LENGTH = 100.0
+"""Tokens of a response where only a KL per token was logged, and no lengths."""
+
+
 def objective(data: RunData) -> Series:
     """Return the mean of Σ(log π − log π_ref) per response by step, recomputed if possible, else as logged."""
-    return data.rows.mean("kl_k1") if data.has("rows.kl_k1") else data.metric("kl/objective")
+    if data.has("rows.kl_k1"):
+        return data.rows.mean("kl_k1")
+    total, each = data.metric("kl/objective"), data.metric("kl/per_token")
+    return total if len(total) else Series(each.step, each.value * _lengths(data, each.step))
+
+
+def _lengths(data: RunData, step: Array) -> Array:
+    """Return [S] the mean length of the responses at some steps; a usual one if it was not recorded."""
+    length = data.rows.mean("length") if data.has("rows.length") else data.metric("length/response_mean")
+    return np.interp(step, length.step, length.value) if len(length) else np.full(len(step), USUAL_LENGTH)
 
 
 def _noise(data: RunData, points: Series) -> Array:
@@ -33,7 +49,7 @@ def _noise(data: RunData, points: Series) -> Array:
 
 @rule(
     number=12,
-    needs=["rows.kl_k1|steps.kl/objective"],
+    needs=[LOGGED],
     severity="error",
     min_steps=3,
     title="The KL to the reference is negative",
@@ -87,7 +103,7 @@ def stops_generating(data: RunData) -> Reading | None:
 
 @rule(
     number=18,
-    needs=["rows.kl_k1|steps.kl/objective"],
+    needs=[LOGGED],
     min_steps=5,
     title="The KL to the reference explodes",
     cause="The KL rises from {before} to {seen} nats per response: the policy moves away from the reference faster "
@@ -107,9 +123,8 @@ def kl_explosion(
 ) -> Reading | None:
     points = objective(data)
     per_token = np.full(len(points), np.nan)
-    if data.has("rows.length"):
-        length = data.rows.mean("length")
-        per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
+    if data.has("rows.length") or not len(data.metric("kl/objective")):
+        per_token = points.value / np.maximum(_lengths(data, points.step), 1)
     # Long responses can have a larger KL in total, but short ones must not differ much on every token.
     is_paid = pays(data)
     scale = factor if is_paid else 1.0
@@ -133,7 +148,7 @@ def _free(data: RunData) -> bool:
 
 @rule(
     number=19,
-    needs=["rows.kl_k1|steps.kl/objective"],
+    needs=[LOGGED],
     min_steps=10,
     title="Nothing is learned: the KL stays at 0",
     cause="After {steps} steps the policy still equals its reference (KL {seen} nats per response): the learning rate "
@@ -194,7 +209,7 @@ def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01
 
 @rule(
     number=21,
-    needs=["steps.kl/coef|rows.kl_coef", "rows.kl_k1|steps.kl/objective"],
+    needs=["steps.kl/coef|rows.kl_coef", LOGGED],
     min_steps=10,
     title="The KL coefficient grows without effect",
     cause="The controller raised β by a factor of {seen}, but the KL did not fall: the policy changes faster than the "
@@ -296,7 +311,7 @@ def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Readin
 
 @rule(
     number=23,
-    needs=["steps.kl/objective", "tokens.logprob", "tokens.ref_logprob"],
+    needs=["steps.kl/objective|steps.kl/per_token", "tokens.logprob", "tokens.ref_logprob"],
     severity="error",
     title="The logged KL is not a known estimate of the KL",
     cause="The logged KL matches none of Σ Δ, Σ |Δ|, Σ ½Δ² and Σ (e^−Δ − 1 + Δ) of the recorded tokens, per response "
@@ -307,21 +322,49 @@ def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Readin
     windows=True,
 )
 def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
-    sample, logged = data.sample, data.metric("kl/objective")
+    sample, logged = data.sample, _logged(data)
     if len(sample.rows) < len(data.rows):
         return None  # the mean over a sample of the rollouts need not equal the logged mean over all of them
     found: list[tuple[float, str, Series]] = []
     for name, values in estimates(sample["kl_k1"]).items():
-        per_response = sample.total(np.where(sample.trained, values, 0.0))
-        for unit, mine in (("per response", per_response), ("per token", per_response / np.maximum(sample.length, 1))):
-            ours, theirs = together(sample.rows.by_step(mine), logged)
-            scale = float(np.abs(theirs.value).mean())
-            if len(ours) and scale > 0.01:
-                away = np.abs(ours.value - theirs.value) / scale
-                found.append((float(away.mean()), f"{name} {unit}", Series(ours.step, away)))
+        for unit, ours in _units(sample, values):
+            for mine in (ours, _between_logs(data, ours)):
+                own, theirs = together(mine, logged)
+                scale = float(np.abs(theirs.value).mean())
+                if len(own) and scale > 0.01:
+                    away = np.abs(own.value - theirs.value) / scale
+                    found.append((float(away.mean()), f"{name} {unit}", Series(own.step, away)))
     if not found:
         return None
     distance, name, course = min(found, key=lambda one: one[0])
     evidence = sample.rows.evidence(range(len(sample.rows)))
     curve, first = Curve(logged, name=Phrase("logged KL")), int(logged.step[0])
     return Reading(distance, distance > limit, first, evidence, {"name": Phrase(name)}, curve, course)
+
+
+def _logged(data: RunData) -> Series:
+    """Return the KL as it was logged, in either unit; one of them must have been."""
+    return next(filter(len, map(data.metric, ("kl/objective", "kl/per_token"))))
+
+
+def _units(sample: Sample, values: Array) -> list[tuple[str, Series]]:
+    """Return the means by step of an estimate [N], in each unit in which trainers log a KL.
+
+    Per token, verl averages the means of the responses, and TRL averages over the tokens of all of them.
+    """
+    total, by_step = sample.total(np.where(sample.trained, values, 0.0)), sample.rows.by_step
+    return [
+        ("per response", by_step(total)),
+        ("per token", by_step(total / np.maximum(sample.length, 1))),
+        ("per token", sample.mean_by_step(values)),
+    ]
+
+
+def _between_logs(data: RunData, ours: Series) -> Series:
+    """Return the means over the steps since the previous logged one: TRL logs such means, of 10 steps by default."""
+    logged, ends = _logged(data), _logged(data.whole).step
+    begins = np.append(data.whole.rows.steps[:1], ends[:-1] + 1)[np.searchsorted(ends, logged.step)]
+    first, stop = np.searchsorted(ours.step, begins), np.searchsorted(ours.step, logged.step, side="right")
+    kept = (begins >= ours.step[:1]) & (stop > first)
+    total = np.append(0.0, np.cumsum(ours.value))
+    return Series(logged.step[kept], (total[stop] - total[first])[kept] / (stop - first)[kept])

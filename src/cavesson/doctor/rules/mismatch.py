@@ -7,6 +7,7 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
+from cavesson.doctor.rules.invariants import is_exact
 from cavesson.doctor.rules.sampling import NOISE, SURPRISE, is_from_start, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
@@ -36,8 +37,8 @@ def _mean_gap(data: RunData) -> Series:
     cause="{what}: different kernels, precision or routing, old weights, or a temperature or filter that only one of "
     "them applies. The trainer learns from samples of another policy than it assumes.",
     healthy="mean e^|δ| per token, where δ is the difference between the log-probabilities of sampler and trainer: "
-    "below {limit}, in bfloat16 below {rounded} (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not recorded, "
-    "surprise (−log π) − entropy, in nats per token: at most {surprise}, or within its noise",
+    "below {limit} in float32, below {rounded} otherwise (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not "
+    "recorded, surprise (−log π) − entropy, in nats per token: at most {surprise}, or within its noise",
     fix="same dtype and sampling settings on both sides, new weights for the sampler after every update, a float32 "
     "output layer, or truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
@@ -54,8 +55,8 @@ def sampler_mismatch(
     points = data.sample.mean_by_step(np.exp(np.minimum(gap, 20)))
     if not len(points):
         return None
-    # The limit is three times the usual difference. In bfloat16 it is that of NeMo-RL's guide.
-    limit = rounded if data.dtype == "bfloat16" else limit
+    # The limit is three times the usual difference. In bfloat16, or if it is not known, it is that of NeMo-RL's guide.
+    limit = limit if is_exact(data) else rounded
     first = since(points, points.value > limit, min(3, len(points)))
     seen = float(np.median(points.after(first).value))
     what = Phrase("The log-probabilities of sampler and trainer differ by δ, and the mean of e^|δ| is not 1")

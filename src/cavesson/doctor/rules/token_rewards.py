@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.critic import recorded_white
+from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.derive.penalty import MATCHED, clear, of_advantages
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import mean_of
@@ -14,7 +14,16 @@ from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISLED, RUNAWAY
 from cavesson.doctor.rules.returns import may_follow, penalty, without_penalty
-from cavesson.doctor.series import Array, Series, earliest, slope_by_step, standard_error, together
+from cavesson.doctor.series import (
+    Array,
+    Series,
+    earliest,
+    mean_by_step,
+    since,
+    slope_by_step,
+    standard_error,
+    together,
+)
 
 PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef")
 """What shows the penalty of each token."""
@@ -187,3 +196,37 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
     worst = sample.rows.evidence(np.flatnonzero(wrong)[np.argsort(-miss[wrong])])
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
     return Reading(share, sick, earliest(sample.rows.step[wrong]), worst, words, curve)
+
+
+@rule(
+    number=76,
+    needs=["tokens.token_reward"],
+    severity="error",
+    min_steps=5,
+    algorithms=["ppo"],
+    title="Whitening takes the mean off the token rewards",
+    cause="The token rewards are whitened, and in {seen} of the steps their mean is 0, more exactly than by chance: "
+    "the whitening subtracts the mean of the step. Besides its penalty and score, every token {effect}.",
+    healthy="share of steps in which the mean of the whitened token rewards is 0 within {exact} standard errors: a "
+    "few, below {limit}",
+    fix="scale rewards without moving their mean: whiten(rewards, shift_mean=False)",
+    source="The N implementation details of RLHF with PPO (reward whitening); the code of 1909.08593",
+    explains=["length-exploited", "never-ends", *MISLED],
+)
+def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 0.05) -> Reading | None:
+    sample, reward = data.sample, data.sample["token_reward"]
+    if not are_white(sample):
+        return None
+    # TRL whitens the token behind the last one, too. Without a shift, rewards keep their mean: r/σ + μ·(1 − 1/σ).
+    whitened = (sample.trained | sample.behind) & np.isfinite(reward)
+    points = mean_by_step(sample.step[whitened], reward[whitened])
+    count = np.unique(sample.step[whitened], return_counts=True)[1]
+    points = Series(points.step, np.abs(points.value) * np.sqrt(count))  # the variance is 1
+    bad = points.value < exact
+    first = since(points, bad, 3)
+    inner = float(np.median(reward[sample.trained & ~sample.last]))
+    costs, earns = "costs a constant, so that long responses lose", "earns a constant, so that long responses gain"
+    effect = Phrase(costs if inner < 0 else earns)
+    curve = Curve(points, low=exact, name=Phrase("mean of the whitened token rewards, in standard errors"))
+    evidence = data.step_evidence(points.step[bad])
+    return Reading(Share(bad.mean()), bool(bad.mean() > limit), first, evidence, {"effect": effect}, curve)

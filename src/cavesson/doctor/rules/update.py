@@ -26,18 +26,21 @@ UNCLEAR, AGREE = 0.05, 0.9
     title="The probability ratio blows up",
     cause="The mean ratio π/π_old reaches {seen}{skipped}: single updates move the policy so far that clipping cannot "
     "hold it.",
-    healthy="mean ratio of a mini-batch: near 1, outside {low} to {high} at most once; TRL skips a batch above {limit}",
+    healthy="mean ratio of a mini-batch: near 1, outside {low} to {high} at most once, or in less than {often} of the "
+    "steps; TRL skips a batch above {limit}",
     fix="lower optimizer.learning_rate or update.epochs; check that the old log-probabilities are those of this policy",
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
 )
-def ratio_blow_up(data: RunData, *, low: float = 0.3, high: float = 2.0, limit: float = 10.0) -> Reading | None:
+def ratio_blow_up(
+    data: RunData, *, low: float = 0.3, high: float = 2.0, limit: float = 10.0, often: float = Share(0.02)
+) -> Reading | None:
     ratio, skipped = data.metric("policy/ratio"), data.metric("optim/skipped")
     bad_ratio = ratio.step[(ratio.value > high) | (ratio.value < low)]
     bad = np.union1d(bad_ratio, skipped.step[skipped.value > 0])
     largest = float(ratio.value.max())
-    sick = len(bad) >= 2 or largest > limit
+    sick = len(bad) >= max(2, often * len(ratio.after(earliest(bad)))) or largest > limit
     words = {"skipped": Phrase(", and mini-batches are skipped" if np.any(skipped.value > 0) else "")}
     return Reading(largest, sick, earliest(bad), data.step_evidence(bad), words, Curve(ratio, low, high))
 
