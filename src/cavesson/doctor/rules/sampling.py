@@ -21,8 +21,9 @@ FORM = 0.02
 """Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
 SOME = 3
 """Smallest number of such longer ones."""
-COMMON = 0.5
-"""Share of the words of the shortest responses that most of them have in common, from which they have one form."""
+COMMON = 0.25
+"""How much larger the share of words that most of them have must be among the shortest responses than among the longer
+ones to say that they have one form."""
 PERHAPS_FORM = Phrase(
     "many responses end at the smallest length, but they are of one form, or hardly any is a little longer; record the "
     "sampler's log-probabilities"
@@ -197,7 +198,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     # At the end of a ban, those that would have ended earlier pile up; others still end soon after it.
     is_form = near.sum() < max(FORM * counts[least], SOME)
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form and asked != 0
-    perhaps = piled and (_leaves_gap(counts, least) or _in_common(rows, length == least) > COMMON)
+    perhaps = piled and (_leaves_gap(counts, least) or _have_form(rows, length, least))
     begin = _begin_to_end(data, counts, least, first)
     sick = (until is not None and until >= 2) or (piled and not perhaps) or (begin > limit and asked != 0)
     words: Words = {
@@ -221,7 +222,12 @@ def _leaves_gap(counts: Array, least: int) -> bool:
     Once a ban is over, responses end as often as others of their kind, and so at the next lengths, too.
     """
     near, later = counts[least + 1 : least + 4], counts[least + 4 : -1]
-    return bool(len(later)) and bool(near.mean() < later.mean() / 2)
+    return bool(len(later)) and bool(near.mean() < later.mean())
+
+
+def _have_form(rows: Rows, length: Array, least: int) -> bool:
+    """Return whether the shortest responses are alike, unlike the longer ones."""
+    return _in_common(rows, length == least) - _in_common(rows, length > least) > COMMON
 
 
 def _in_common(rows: Rows, part: Array) -> float:
