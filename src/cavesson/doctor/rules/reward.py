@@ -193,7 +193,7 @@ def _are_verdicts(reward: Array) -> Array:
     """Return [n] whether a reward is one of the few values that nearly all rewards have."""
     _, which, count = np.unique(reward.round(6), return_inverse=True, return_counts=True)
     most = np.argsort(-count, kind="stable")[:VERDICTS]
-    return np.isin(which, most) & (count[most].sum() >= NEARLY_ALL * len(reward))
+    return np.asarray(np.isin(which, most) & (count[most].sum() >= NEARLY_ALL * len(reward)))
 
 
 @rule(
