@@ -103,14 +103,17 @@ def _left_among_equals(rows: Rows) -> tuple[float, Array, Array]:
 
     The share is relative to the variance of comparable responses: siblings, whose prompt and step are the same. If too
     few siblings are equal, the responses to the same prompt at any step are compared, and finally all responses.
+
+    One text can be the prompt to different images or games. The recorded answers must then be equal, too; without
+    them, responses to a prompt that makes up much of the run are not compared.
     """
     nothing = float("nan"), np.arange(0), np.full(len(rows), np.nan)
-    names = [name for name in ("prompt", "response", "ground_truth") if rows.has(name)]
-    prompts, *others = (_numbered(rows.texts(name)) for name in names)
-    if "ground_truth" not in names and np.bincount(prompts).max(initial=0) > OF_ONE_PROMPT * len(rows):
+    prompts, responses, truths = (_numbered(rows.texts(name)) for name in ("prompt", "response", "ground_truth"))
+    is_one = rows.has("prompt") and np.bincount(prompts).max(initial=0) > OF_ONE_PROMPT * len(rows)
+    if is_one and not rows.has("ground_truth"):
         return nothing
     beside = (rows.group, prompts, np.zeros(len(rows), np.int64))
-    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, *others])) for among in beside)
+    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses, truths])) for among in beside)
     return next((one for one in found if np.isfinite(one[0])), nothing)
 
 
