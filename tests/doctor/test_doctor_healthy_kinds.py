@@ -17,7 +17,7 @@ from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules.diversity import distinct_collapse, echo_trap, entropy_collapse
 from cavesson.doctor.rules.group_advantages import UNLESS, group_advantages
 from cavesson.doctor.rules.invariants import reference_replaced
-from cavesson.doctor.rules.length import length_bias
+from cavesson.doctor.rules.length import length_bias, length_exploited
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import over_optimised, reward_falls, reward_outliers
 from cavesson.doctor.rules.sampling import end_forbidden
@@ -84,6 +84,18 @@ def test_flat_rewards_of_few_prompts_do_not_fall(kind: str, tmp_path: Path) -> N
         flat = reward.reshape(steps, -1)
         named += sick(reward_falls, run(tmp_path / str(seed), flat, group=prompts(steps, several, siblings)))
     assert named <= 2
+
+
+def test_lengths_that_the_prompt_of_a_step_decides_do_not_grow(tmp_path: Path) -> None:
+    """Longer responses get more reward, which is no exploit as long as responses do not become longer."""
+    named = 0
+    for seed in range(25):
+        chance = np.random.default_rng(seed)
+        beside = np.exp(chance.normal(0, 0.2, (20, 8)))
+        length = (100 * np.exp(chance.normal(0, 0.6, (20, 1))) * beside).astype(int)
+        reward = beside + chance.normal(0, 0.1, beside.shape)
+        named += sick(length_exploited, run(tmp_path / str(seed), reward, group=prompts(20, 1), length=length))
+    assert named <= 1
 
 
 @pytest.mark.parametrize("begins", [3, 12, 24])

@@ -91,6 +91,11 @@ def is_lower(data: RunData, points: Series, since: int) -> bool:
     return bool(before.mean() - after.mean() > APART * error)
 
 
+def is_higher(data: RunData, points: Series, since: int) -> bool:
+    """Return whether chance does not explain that a series is higher from a step on than before it."""
+    return is_lower(data, Series(points.step, -points.value), since)
+
+
 def noise_of(points: Series) -> float:
     """Return the standard deviation of the noise of a series, from its changes from step to step."""
     return float(np.sqrt(np.mean(np.diff(points.value) ** 2) / 2))

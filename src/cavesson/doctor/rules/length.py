@@ -8,7 +8,7 @@ from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import repeated, within
-from cavesson.doctor.readings import collapse, exceeds, is_clear, length_column
+from cavesson.doctor.readings import collapse, exceeds, is_higher, length_column
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
@@ -226,7 +226,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
-    sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
+    sick = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
     words: Words = {"before": before, "after": after, "unit": unit}
     name = Phrase("mean length in tokens" if column == "length" else "mean length in characters")
     curve = Curve(points, high=(1 + growth) * before, name=name)
