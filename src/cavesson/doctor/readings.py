@@ -84,8 +84,9 @@ def is_lower(data: RunData, points: Series, since: int) -> bool:
     found = trend(points)
     if found.change < 0 and found.p < data.chance:
         return True
-    before, after = (points.value[part] for part in (points.step < since, points.step >= since))
-    if data.whole is not data or not len(before):
+    begin = max(3, int(np.searchsorted(points.step, since)))  # a running median is low before the fall, too
+    before, after = points.value[:begin], points.value[begin:]
+    if data.whole is not data or not len(after):
         return False
     error = noise_of(points) * np.sqrt(1 / len(before) + 1 / len(after))
     return bool(before.mean() - after.mean() > APART * error)
