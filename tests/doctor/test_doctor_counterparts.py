@@ -88,6 +88,11 @@ def test_names_that_no_algorithm_changes_are_the_same_in_all_runs_of_a_trainer()
     assert counterparts({"trainer": "verl", "algorithm": "ppo"}, FIX) == imported
 
 
+def test_a_flag_that_takes_both_clips_says_so():
+    found = counterparts({"trainer": "openrlhf"}, "a wider upper clip (grpo.clip_high = 0.28)")
+    assert found.settings["grpo.clip_high"].startswith("--actor.eps_clip_low_high (two numbers: grpo.clip_low")
+
+
 @pytest.mark.parametrize(
     "info",
     [{}, {"cavesson": "0.1", "algorithm": "grpo"}, {"trainer": "another"}, {"format": "rl-logging-board"}],

@@ -69,7 +69,7 @@ VERL: Names = {
 
 # Flags of openrlhf.cli.train_ppo_ray of OpenRLHF 0.11.2.
 OPENRLHF: Names = {
-    "grpo.clip_high": "--actor.eps_clip_low_high",
+    "grpo.clip_high": "--actor.eps_clip_low_high (two numbers: grpo.clip_low, then grpo.clip_high)",
     "grpo.importance": "--algo.advantage.is_correction_threshold "
     "(--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip)",
     "grpo.kl_estimator": "--algo.kl.estimator",

@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,11 @@ def _text(value: Any) -> str:
 def rounded(value: float) -> float:
     """Round to two significant digits."""
     return float(f"{value:.1e}")
+
+
+def at_least(least: float) -> Callable[[float, RunData, Reading], float]:
+    """Return a change that raises a setting to a value; a larger one is kept."""
+    return lambda value, data, reading: max(value, least)
 
 
 def calmer(value: float, data: RunData, reading: Reading) -> float:

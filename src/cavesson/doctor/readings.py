@@ -12,6 +12,8 @@ from cavesson.doctor.series import Array, Series, earliest, over_median, since, 
 
 HIGH = 10.0
 """Times the median of the steps before."""
+APART = 4.0
+"""Standard errors by which the means before and after a fall must differ if there is no trend."""
 MIN_SPIKES, MIN_SHARE = 4, Share(0.1)
 """Number of spikes, and their share of the steps from the first one on: a single spike is one unusual batch."""
 
@@ -71,6 +73,33 @@ def at_least(count: float, of: float, share: float) -> float:
 def is_clear(data: RunData, points: Series) -> bool:
     """Return whether chance does not explain the trend of a series; only asked of a part of a run."""
     return data.whole is data or trend(points).p < data.chance
+
+
+def is_lower(data: RunData, points: Series, since: int) -> bool:
+    """Return whether chance does not explain that a series is lower from a step on than before it.
+
+    A trend shows that. A sudden fall is a weak trend, so in a whole run it is enough if the means before and after it
+    differ by several standard errors.
+    """
+    found = trend(points)
+    if found.change < 0 and found.p < data.chance:
+        return True
+    begin = max(3, int(np.searchsorted(points.step, since)))  # a running median is low before the fall, too
+    before, after = points.value[:begin], points.value[begin:]
+    if data.whole is not data or not len(after):
+        return False
+    error = noise_of(points) * np.sqrt(1 / len(before) + 1 / len(after))
+    return bool(before.mean() - after.mean() > APART * error)
+
+
+def is_higher(data: RunData, points: Series, since: int) -> bool:
+    """Return whether chance does not explain that a series is higher from a step on than before it."""
+    return is_lower(data, Series(points.step, -points.value), since)
+
+
+def noise_of(points: Series) -> float:
+    """Return the standard deviation of the noise of a series, from its changes from step to step."""
+    return float(np.sqrt(np.mean(np.diff(points.value) ** 2) / 2))
 
 
 def length_column(data: RunData) -> tuple[str, Phrase]:

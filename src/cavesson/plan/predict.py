@@ -124,11 +124,7 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
         yield "model.gradient_checkpointing", True
     if not settings.update.in_backward:
         yield "update.in_backward", True
-    most = math.ceil(settings.batch_size / processes)
-    if isinstance(settings, RolloutRun):
-        most = learned_rows(settings, processes)
-    rows = min(settings.update.micro_batch_size or most, most)
-    for other in {max(1, rows // 2), min(2 * rows, most)} - {rows}:
+    for other in _other_micro_batches(settings, processes):
         yield "update.micro_batch_size", other
     if settings.model.dtype == "float32":
         yield "model.dtype", "bfloat16"
@@ -136,6 +132,15 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
         yield "model.lora.rank", 16
     if isinstance(settings, RolloutRun) and settings.sampling.engine == "transformers":
         yield "sampling.engine", "vllm"
+
+
+def _other_micro_batches(settings: Run, processes: int) -> set[int]:
+    """Return half and twice the size of a micro-batch, as far as they differ from it and are not more than there is."""
+    most = math.ceil(settings.batch_size / processes)
+    if isinstance(settings, RolloutRun):
+        most = learned_rows(settings, processes)
+    rows = min(settings.update.micro_batch_size or most, most)
+    return {max(1, rows // 2), min(2 * rows, most)} - {rows}
 
 
 def _with(settings: Run, setting: str, value: Any) -> Run | None:

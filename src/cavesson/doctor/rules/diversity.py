@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
-from cavesson.doctor.proposal import calmer, stronger, tighter
-from cavesson.doctor.readings import collapse, is_clear
+from cavesson.doctor.proposal import at_least, calmer, stronger, tighter
+from cavesson.doctor.readings import MIN_SHARE, collapse, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
@@ -60,7 +60,7 @@ def distinct(rows: Rows) -> Series:
     healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises (a falling "
     "entropy alone is normal)",
     fix="a wider upper clip (grpo.clip_high = 0.28), an entropy bonus (ppo.entropy_coef), fewer epochs of SFT",
-    settings={"grpo.clip_high": 0.28, "rloo.clip_high": 0.28, "ppo.entropy_coef": 0.01},
+    settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "ppo.entropy_coef": at_least(0.01)},
     source="2505.22617; DAPO 2503.14476; rldoctor",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops",
               "reward-falls", "kl-explosion"],
@@ -143,7 +143,7 @@ def _uniform(data: RunData) -> float:
     "words.",
     healthy="distinct-2 over a fixed number of words: above {limit} times its start, or less than {drop} below it",
     fix="raise kl.coef, sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
-    settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": 1.0},
+    settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": at_least(1.0)},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse", "kl-explosion", "truncated", "reward-falls"],
     windows=True,
@@ -231,7 +231,7 @@ def _alike(responses: list[set[str]], i: int, j: int) -> float:
     healthy="standard deviation of the reward within a prompt, relative to its start: above {limit} before any "
     "gradient spike",
     fix="drop prompts with similar rewards, grpo.clip_high = 0.28 (a wider upper clip), update.epochs = 1",
-    settings={"grpo.clip_high": 0.28, "rloo.clip_high": 0.28, "update.epochs": 1},
+    settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "update.epochs": 1},
     source="RAGEN 2504.20073",
     explains=["gradient-spike", "entropy-collapse"],
 )
@@ -248,7 +248,8 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
     spike: Words = {"step": int(spikes[0]) if len(spikes) else 0}
     curve = Curve(Series(spread.step, share), low=limit)
-    return Reading(Percent(share[-1]), len(spikes) >= 2, narrow, data.step_evidence(spikes), spike, curve)
+    sick = len(spikes) >= max(2, MIN_SHARE * len(norm.after(int(spike["step"]))))
+    return Reading(Percent(share[-1]), sick, narrow, data.step_evidence(spikes), spike, curve)
 
 
 @rule(

@@ -33,6 +33,17 @@ HOW = (
     Phrase(": some have the wrong sign"),
     Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
 )
+ESTIMATORS = ("config.algorithm.adv_estimator", "config.algo.advantage.estimator")
+"""Settings of verl and OpenRLHF."""
+RELATIVE = frozenset(
+    ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
+     "group_norm", "dr_grpo", "reinforce_baseline", "reinforce"]
+)  # fmt: skip
+"""Their values that subtract a mean of the group or the step; others, such as opo and remax, have other baselines."""
+OTHER_BASELINE = Phrase(
+    "the settings name an estimator whose baseline is not the mean of a group or step, and the record does not have it"
+)
+UNLESS = Phrase(", unless the trainer subtracts another baseline on purpose, as OPO, ReMax and plain REINFORCE do")
 NO_WEIGHTS = Phrase("the reward has several parts, and their weights are not recorded")
 
 
@@ -55,7 +66,7 @@ class Columns(NamedTuple):
     min_steps=5,
     title="Advantages are not relative to their group",
     cause="An advantage is a reward minus the mean of its group or step, in units that its group or step share. {seen} "
-    "of the mean square of the advantages of a step is something else{how}.",
+    "of the mean square of the advantages of a step is something else{how}{unless}.",
     healthy="share of the mean square of a step's advantages that rewards minus means do not explain: 0, at most "
     "{limit}",
     fix="check that the responses to a prompt stand next to each other, and what is subtracted and divided by: the "
@@ -68,6 +79,9 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     # TRL's table of completions does not have the weights; imported, the reward is the plain sum of its parts.
     if data.setting("format") == "trl" and len(rows.reward_parts) > 1:
         return Reading(float("nan"), False, undecided=NO_WEIGHTS)
+    estimator = next(filter(None, map(data.setting, ESTIMATORS)), None)
+    if estimator is not None and estimator not in RELATIVE:
+        return Reading(float("nan"), False, undecided=OTHER_BASELINE)
     signal, advantage = _signal(data), rows["advantage"]
     whole = _whole(rows.group, signal, advantage)
     used = whole & _differs(rows.group, np.where(whole, signal, np.nan))
@@ -86,9 +100,11 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     how = Phrase("")
     if first is not None:
         how = next((what for what, shown in zip(HOW, signs, strict=True) if np.mean(shown[steps >= first]) > 0.5), how)
+    known = estimator is not None or data.algorithm in ("grpo", "rloo")
+    words = {"how": how, "unless": Phrase("") if known else UNLESS}
     seen = Share(np.median(points.after(first).value))
     evidence = data.step_evidence(points.step[bad])
-    return Reading(seen, first is not None, first, evidence, {"how": how}, Curve(points, high=limit))
+    return Reading(seen, first is not None, first, evidence, words, Curve(points, high=limit))
 
 
 def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tuple[Array, ...]]:

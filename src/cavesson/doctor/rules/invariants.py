@@ -22,7 +22,11 @@ MIN_SIBLINGS, MAX_SIBLINGS = 40, 64
 """Responses with a sibling, at least, and responses to a prompt whose places are compared, at most."""
 MIN_GROUPS = 20
 LASTING = 3
-"""Steps for which the reference must equal the policy."""
+"""Steps for which the reference must equal the policy, or the distance from it stay low."""
+APART = 0.02
+"""Distance from the reference, in nats per token, below which its changes do not count."""
+USUAL, SUDDEN = 0.95, 1.5
+"""Quantile of the rises of the distance from one step to the next, and how many times that a fall must be."""
 UNLIKELY = 1e-6
 """Probability below which equal responses at two places of the groups are not chance."""
 MASK_OF_LOSS = Phrase("the record shows which tokens the trainer kept, but not whether its loss keeps to them")
@@ -149,7 +153,7 @@ def reference_is_policy(
     cause="The distance |log π − log π_ref| falls by up to {drop} from one step to the next, {times} times, and grows "
     "again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
     healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below {limit}, "
-    "or a single time and not to 0",
+    "or a single time and not to 0; falls after which the distance is soon back do not count",
     fix="keep the reference frozen, and load it from the initial checkpoint when a run resumes; if you replace it on "
     "purpose, nothing is wrong",
     source="TRL issue 1340; own threshold",
@@ -158,18 +162,32 @@ def reference_is_policy(
 def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
     points = data.sample.mean_by_step(np.abs(data.sample["kl_k1"]))
     before, after = points.value[:-1], points.value[1:]
-    drop = np.where(before > 0.02, 1 - after / np.maximum(before, 0.02), 0.0)
-    falls = np.flatnonzero(drop > limit)
-    # A policy can return close to its reference once, but an exact return is not a coincidence. Where it stays there,
-    # the reference has become the policy itself.
+    drop = np.where(before > APART, 1 - after / np.maximum(before, APART), 0.0)
+    # An exact return is not a coincidence. Where the policy stays there, the reference has become the policy itself.
     leaves = np.maximum.accumulate(after[::-1])[::-1] > 1e-5
-    sick = len(falls) >= 2 or bool(np.any((after[falls] < 1e-5) & leaves[falls]))
+    is_exact_return = (after < 1e-5) & leaves
+    falls = np.flatnonzero((drop > limit) & (is_exact_return | _is_lasting(points)))
+    sick = len(falls) >= 2 or bool(is_exact_return[falls].any())  # a policy can come close to its reference once
     steps = points.step[falls + 1]
-    largest = Share(drop.max(initial=0.0))
+    largest = Share(drop[falls].max(initial=0.0) if sick else drop.max(initial=0.0))
     words = {"drop": largest, "times": float(len(falls))}
     curve = Curve(points, name=Phrase("mean |log π − log π_ref|"))
     between = of_events(points, steps)
     return Reading(largest, sick, earliest(steps), data.step_evidence(steps), words, curve, between=between)
+
+
+def _is_lasting(points: Series) -> Array:
+    """Return [S - 1] whether the distance from the reference falls for good at each next step.
+
+    A policy moves away from its reference little by little. Where the prompts of a step decide the distance, it rises
+    as suddenly as it falls, and is back soon.
+    """
+    size, count = np.maximum(points.value, APART), len(points)
+    change = np.diff(np.log(size))
+    usual = float(np.quantile(np.maximum(change, 0.0), USUAL))
+    lowest = np.array([size[max(0, i - LASTING) : i].min() for i in range(1, count)])
+    highest = np.array([size[i : i + LASTING].max() for i in range(1, count)])
+    return np.asarray((-change > SUDDEN * usual) & (highest < lowest / 2))
 
 
 @rule(

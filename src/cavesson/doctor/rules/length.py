@@ -8,13 +8,21 @@ from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import repeated, within
-from cavesson.doctor.readings import collapse, exceeds, is_clear, length_column
+from cavesson.doctor.readings import collapse, exceeds, is_higher, length_column
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
+UNDIVIDED = {
+    "config.grpo.normalise": {"token", "constant"},
+    "config.loss_type": {"dapo", "dr_grpo", "cispo", "vespo", "luspo"},
+    "config.actor_rollout_ref.actor.loss_agg_mode": {"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"},
+    "config.actor.loss_agg_mode": {"token-mean"},
+}
+"""Settings of Cavesson, TRL 1.16, verl 0.9 and OpenRLHF 0.11 → values for which no loss is divided by the length of its
+response."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 
 
@@ -218,7 +226,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
-    sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
+    sick = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
     words: Words = {"before": before, "after": after, "unit": unit}
     name = Phrase("mean length in tokens" if column == "length" else "mean length in characters")
     curve = Curve(points, high=(1 + growth) * before, name=name)
@@ -235,7 +243,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     "divided by its length, long mistakes are cheap.",
     healthy="mean length of the worse half − of the better half: not rising",
     fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
-    settings={"grpo.normalise": "token"},
+    settings={"grpo.normalise": lambda value, data, reading: "token" if value == "sequence" else value},
     source="Dr. GRPO 2503.20783; DAPO 2503.14476",
     windows=True,
 )
@@ -243,6 +251,8 @@ def length_bias(data: RunData) -> Reading | None:
     rows, (column, unit) = data.rows, length_column(data)
     if data.algorithm is None and not repeated(rows):
         return None  # without groups it is not GRPO
+    if any(data.setting(path) in values for path, values in UNDIVIDED.items()):
+        return None
     reward, length = within(rows, rows["reward"]), within(rows, rows[column])
     bad = np.where(reward < 0, length, np.nan)
     low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))

@@ -7,6 +7,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Phrase, Reading, Share
 from cavesson.doctor.groups import mean_of, within
+from cavesson.doctor.readings import noise_of
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISLED
@@ -22,6 +23,13 @@ STILL = 0.05
 MIN_VALUES = 20
 """Different rewards: words cannot predict the reward of a verifier that has only two or three."""
 MAX_ROLLOUTS = 2000
+OF_ONE_PROMPT = 0.25
+"""Share of the responses above which a prompt may be the text to different images or games, which are not recorded."""
+MOVED = 0.05
+"""KL to the reference in nats per token from which a policy has changed a lot."""
+GAINED, ERRORS = 0.4, 2.0
+"""Share of the largest gain that a change of the policy can bring, above which a reward may depend on the response,
+and the standard errors by which its gain must be below that."""
 UNDECIDED = Phrase(
     "the reward does not rise, and neither equal responses nor length and words tell whether it depends on the "
     "response; score a few responses twice"
@@ -45,7 +53,7 @@ LOST = Phrase(
     cause="{what}: the scores are shuffled among the responses, or are noise. The unexplained variance is {seen} of "
     "the whole.",
     healthy="share of the reward's variance that is left among equal responses to a prompt: below {equals}; or, if the "
-    "policy changes and the reward does not rise, share that length and words do not explain: below {others}",
+    "policy changes a lot and the reward hardly rises, share that length and words do not explain: below {others}",
     fix="check the order in which scores come back; cavesson check tests the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["kl-flat", *MISLED],
@@ -95,11 +103,17 @@ def _left_among_equals(rows: Rows) -> tuple[float, Array, Array]:
 
     The share is relative to the variance of comparable responses: siblings, whose prompt and step are the same. If too
     few siblings are equal, the responses to the same prompt at any step are compared, and finally all responses.
+
+    One text can be the prompt to different images or games. The recorded answers must then be equal, too; without
+    them, responses to a prompt that makes up much of the run are not compared.
     """
-    prompts, responses = (_numbered(rows.texts(name)) for name in ("prompt", "response"))
     nothing = float("nan"), np.arange(0), np.full(len(rows), np.nan)
+    prompts, responses, truths = (_numbered(rows.texts(name)) for name in ("prompt", "response", "ground_truth"))
+    is_one = rows.has("prompt") and np.bincount(prompts).max(initial=0) > OF_ONE_PROMPT * len(rows)
+    if is_one and not rows.has("ground_truth"):
+        return nothing
     beside = (rows.group, prompts, np.zeros(len(rows), np.int64))
-    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses])) for among in beside)
+    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses, truths])) for among in beside)
     return next((one for one in found if np.isfinite(one[0])), nothing)
 
 
@@ -178,8 +192,18 @@ def _silent(data: RunData) -> Phrase | None:
 
 
 def _moves_in_vain(data: RunData) -> bool:
+    """Return whether the policy changes a lot, but the reward gains far less than such a change can bring.
+
+    A policy whose KL to the reference is k gains at most √(2k) standard deviations of the reward, if that is normal.
+
+    Source: Gao et al. 2210.10760, where √KL measures how far a policy is optimised, for the same reason.
+    """
     reward, kl = data.rows.mean("reward"), objective(data)
-    if len(reward) < 10 or not len(kl):
+    if len(reward) < 10 or not len(kl) or not data.has("rows.length"):
+        return False
+    if kl.last() <= MOVED * float(np.nanmean(data.rows["length"])) or _rises(data):
         return False
     spread = float(np.nanstd(within(data.rows, data.rows["reward"])))
-    return kl.last() > 0.3 and reward.last() - reward.first() < spread and not _rises(data)
+    # The standard error of the rise of a line through S points with noise σ is σ·√(12 / S).
+    gain = trend(reward).change + ERRORS * noise_of(reward) * np.sqrt(12 / len(reward))
+    return bool(gain < GAINED * np.sqrt(2 * kl.last()) * spread)

@@ -13,16 +13,18 @@ from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import is_clear
+from cavesson.doctor.readings import is_lower
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
+from cavesson.doctor.worth import clear_of
 
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
-VERDICTS = 3
-"""Maximum number of different rewards of a verifier, whose rare verdicts are not outliers."""
+VERDICTS, NEARLY_ALL = 8, 0.99
+"""Maximum number of different verdicts, such as sums of three that are 0 or 1, and the share of rewards they make up:
+rare verdicts are not outliers."""
 LONG = 15
 """Steps from which a fall is judged."""
 USED = 1e-3
@@ -142,9 +144,9 @@ def _has_risen(rows: Rows) -> bool:
 
 
 def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
-    """Clip at twice what 95 of 100 rewards stay below."""
-    reward = np.abs(data.rows.trained_reward)
-    return rounded(2 * float(np.nanquantile(reward, 0.95)))
+    """Clip at twice what 95 of 100 rewards stay below, or at what the run has if that is lower."""
+    limit = rounded(2 * float(np.nanquantile(np.abs(data.rows.trained_reward), 0.95)))
+    return limit if value is None else min(value, limit)
 
 
 @rule(
@@ -153,16 +155,18 @@ def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
     title="The reward has outliers",
     cause="The most extreme reward ({value}) is {seen} times the typical spread away from the median: single responses "
     "decide what is learned.",
-    healthy="|reward − median| / (1.48 · median absolute deviation): below {limit}, except for a single response",
+    healthy="|reward − median| / (1.48 · median absolute deviation): below {limit}, except for a single response, less "
+    "than {rare} of all, or one of the few values that all rewards have",
     fix="shaping.clip, or shaping.scale = true",
     settings={"shaping.clip": _above_most},
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
     explains=["gradient-spike", "reward-is-noise", *MISLED],
 )
-def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
+def reward_outliers(data: RunData, *, limit: float = 15.0, rare: float = Share(1e-4)) -> Reading | None:
     reward = data.rows.trained_reward
     known = np.flatnonzero(np.isfinite(reward))
-    if len(known) < 50 or len(np.unique(reward[known])) <= VERDICTS:
+    can_be = ~_are_verdicts(reward[known])
+    if len(known) < 50 or not can_be.any():
         return None
     inner = within(data.rows, reward)[known]
     spread = float(1.4826 * np.median(np.abs(inner - np.median(inner))))
@@ -172,7 +176,7 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     # A reward whose scale grows has no outliers for that reason.
     by_step = smoothed(data.rows.where(np.isfinite(reward)).by_step(np.abs(inner - np.median(inner)), np.median))
     scale = np.maximum(spread, 1.4826 * np.interp(data.rows.step[known], *by_step))
-    away = np.abs(inner - np.median(inner)) / scale
+    away = np.where(can_be, np.abs(inner - np.median(inner)) / scale, 0.0)
     worst, beyond = known[np.argsort(-away)], known[away > limit]
     distance = np.full(len(reward), np.nan)
     distance[known] = away
@@ -181,7 +185,15 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     curve = Curve(data.rows.by_step(distance, np.max), high=limit)
     between = of_events(data.rows.by_step(reward), np.unique(data.rows.step[beyond]))
     evidence = data.rows.evidence(worst)
-    return Reading(float(away.max()), len(beyond) >= 2, first, evidence, words, curve, between=between)
+    sick = len(beyond) >= 2 and len(beyond) >= rare * len(known)
+    return Reading(float(away.max()), sick, first, evidence, words, curve, between=between)
+
+
+def _are_verdicts(reward: Array) -> Array:
+    """Return [n] whether a reward is one of the few values that nearly all rewards have."""
+    _, which, count = np.unique(reward.round(6), return_inverse=True, return_counts=True)
+    most = np.argsort(-count, kind="stable")[:VERDICTS]
+    return np.asarray(np.isin(which, most) & (count[most].sum() >= NEARLY_ALL * len(reward)))
 
 
 @rule(
@@ -191,7 +203,8 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     title="The reward is over-optimised",
     cause="The training reward rises by {gain}, but the held-out reward falls by {seen} from its maximum: the policy "
     "exploits the reward's mistakes.",
-    healthy="fall of the held-out reward from its maximum: below {limit} of its gain before",
+    healthy="fall of the held-out reward from its maximum: below {limit} of its gain before, or no more than chance "
+    "explains",
     fix="return to the best checkpoint, raise kl.coef, use a larger reward model or several",
     settings={"kl.coef": stronger, "kl.target": tighter},
     source="Gao et al. 2210.10760",
@@ -206,9 +219,25 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     fall, gain = float(smooth.value[best] - smooth.value[-1]), float(train.last() - train.first())
     size = max(abs(float(smooth.value[best] - smooth.value[0])), float(np.nanstd(data.evaluation["reward"])) / 4)
     sick = fall > limit * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
+    # The maximum of many noisy values is above what any of them is in truth.
+    peak, end = held_out.step[max(0, best - 1) : best + 2], held_out.step[-2:]
+    sick = sick and _fall_in_errors(data.evaluation, peak, end) > clear_of(data.chance, len(held_out))
     evidence = data.evaluation.evidence(np.searchsorted(data.evaluation.step, smooth.step[[best, -1]]))
     curve = Curve(held_out, name=Phrase("held-out reward"))
     return Reading(fall, sick, int(smooth.step[best]), evidence, {"gain": gain}, curve)
+
+
+def _fall_in_errors(rows: Rows, early: Array, late: Array) -> float:
+    """Return how much higher the mean reward of some steps is than that of others, in standard errors.
+
+    The responses to a prompt are one observation, so that a prompt that is asked at both times is compared with itself.
+    """
+    reward, known = rows["reward"], np.isfinite(rows["reward"])
+    parts = [known & np.isin(rows.step, steps) for steps in (early, late)]
+    means = [float(reward[part].mean()) for part in parts]
+    weights = [np.where(part, (reward - mean) / part.sum(), 0.0) for part, mean in zip(parts, means, strict=True)]
+    error = np.sqrt(np.sum(np.bincount(rows.prompt, weights[0] - weights[1]) ** 2))
+    return (means[0] - means[1]) / max(float(error), 1e-12)
 
 
 @rule(
@@ -347,6 +376,6 @@ def _fall(data: RunData) -> Reading:
     fallen = min(before - 0.4 * max(spread, 1e-9), (before + start) / 2)  # in a part of the run: half of its gain
     # The reward can fall at once and stay low; it must still be low at the end.
     first = since(points, smoothed(points).value < fallen, max(5, len(points) // 4))
-    sick = first is not None and now < fallen and is_clear(data, points)
+    sick = first is not None and now < fallen and is_lower(data, points, first)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(now, sick, first, evidence, {"before": before}, Curve(points, low=fallen))

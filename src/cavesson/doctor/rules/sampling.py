@@ -1,5 +1,6 @@
 """Rules on responses that were not drawn from the distribution that scores them, which makes KL estimates negative."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
+from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
 
@@ -19,6 +21,13 @@ FORM = 0.02
 """Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
 SOME = 3
 """Smallest number of such longer ones."""
+COMMON = 0.25
+"""How much larger the share of words that most of them have must be among the shortest responses than among the longer
+ones to say that they have one form."""
+PERHAPS_FORM = Phrase(
+    "many responses end at the smallest length, but they are of one form, or hardly any is a little longer; record the "
+    "sampler's log-probabilities"
+)
 OF_SHORTER = 0.05
 """Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
@@ -164,7 +173,7 @@ def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float
     "forbidden during sampling but scored as if it were allowed. Each forbidden end lowers the KL estimate.",
     healthy="responses that end at the smallest length, relative to the neighbouring lengths, over the whole run or "
     "since short responses disappeared from one step to the next: below {limit}; more if the settings do not forbid an "
-    "early end",
+    "early end, or if the shortest responses may have one form",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     settings={"sampling.min_new_tokens": 0},
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
@@ -188,9 +197,10 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
     # At the end of a ban, those that would have ended earlier pile up; others still end soon after it.
     is_form = near.sum() < max(FORM * counts[least], SOME)
-    piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form
+    piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form and asked != 0
+    perhaps = piled and (_leaves_gap(counts, least) or _have_form(rows, length, least))
     begin = _begin_to_end(data, counts, least, first)
-    sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
+    sick = (until is not None and until >= 2) or (piled and not perhaps) or (begin > limit and asked != 0)
     words: Words = {
         "least": least,
         "pile": Share(counts[least] / len(known)),
@@ -202,7 +212,31 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     lengths = data.rows["length"]
     short = np.where(np.isfinite(lengths), lengths < (least if until is None else until), np.nan)
     between = None if began is None else (began, began)
-    return Reading(max(pile, begin), sick, first, evidence, words, curve, data.rows.by_step(-short), between)
+    course, undecided = data.rows.by_step(-short), PERHAPS_FORM if perhaps else None
+    return Reading(max(pile, begin), sick, first, evidence, words, curve, course, between, undecided=undecided)
+
+
+def _leaves_gap(counts: Array, least: int) -> bool:
+    """Return whether fewer responses are a little longer than the shortest ones than are much longer.
+
+    Once a ban is over, responses end as often as others of their kind, and so at the next lengths, too.
+    """
+    near, later = counts[least + 1 : least + 4], counts[least + 4 : -1]
+    return bool(len(later)) and bool(near.mean() < later.mean())
+
+
+def _have_form(rows: Rows, length: Array, least: int) -> bool:
+    """Return whether the shortest responses are alike, unlike the longer ones."""
+    return _in_common(rows, length == least) - _in_common(rows, length > least) > COMMON
+
+
+def _in_common(rows: Rows, part: Array) -> float:
+    """Return the share of the words of some responses, ``part`` [n], that most of them have; 1 without texts."""
+    texts = rows.texts("response")
+    words = [found for i in np.flatnonzero(part) if (found := set(PIECES.findall((texts[i] or "").lower())))]
+    count = Counter(word for found in words for word in found)
+    usual = {word for word, times in count.items() if times > len(words) / 2}
+    return float(np.mean([len(found & usual) / len(found) for found in words])) if words else 1.0
 
 
 def _short_gone_since(rows: Rows) -> int | None:

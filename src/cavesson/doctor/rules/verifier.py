@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Reading, Share, Words
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -14,6 +14,12 @@ from cavesson.doctor.series import Array, Series, mean_by_step
 
 MIN_RESPONSES = 30
 """Responses from which it is said that all have the same reward."""
+FAILS = Phrase(
+    "the verifier fails on them (an extraction pattern, a template, a time limit), or no response ever passes"
+)
+ALL_EQUAL = Phrase(
+    "no response gets another reward, so the policy learns nothing: all are right, or the verifier accepts everything"
+)
 ALIVE = 0.8
 """Share of the responses with its lowest score up to which a part of the reward has worked before."""
 
@@ -37,8 +43,7 @@ class Scores(NamedTuple):
     severity="error",
     min_steps=3,
     title="Nearly every response gets the same reward",
-    cause="{seen} of all responses get exactly {value}{part}: the verifier fails on them (an extraction pattern, a "
-    "template, a time limit), or no response ever passes.",
+    cause="{seen} of all responses get exactly {value}{part}: {why}.",
     healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end",
     fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
@@ -91,7 +96,8 @@ def _dead(
     if len(earlier):  # later, all responses may also have the highest reward
         sick = sick and bool(floor < earlier.mean())
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
-    words: Words = {"value": floor, "part": part}
+    is_failure = floor <= 0 or floor < everything.value.max()
+    words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
     return Reading(share, sick, first, data.step_evidence([first]), words, curve)
 
 
