@@ -83,7 +83,7 @@ def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     one = import_run(tmp_path / "in", tmp_path / "one", "rl-logging-board")
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes, "MAX_PROCESSES", 3)
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes, "usable_processors", lambda: 8)
     note_processes(monkeypatch, tmp_path / "processes")
     several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
     assert len(list((tmp_path / "processes").iterdir())) == 3
@@ -119,7 +119,7 @@ def note_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_a_program_with_other_threads_is_not_copied(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes, "usable_processors", lambda: 8)
     note_processes(monkeypatch, tmp_path / "processes")
     done = threading.Event()
     other = threading.Thread(target=done.wait)
@@ -169,7 +169,7 @@ def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeyp
 def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes, "usable_processors", lambda: 8)
     here = os.getpid()
     monkeypatch.setattr(
         RolloutBuffer, "write", lambda self, first: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL)
@@ -183,7 +183,7 @@ def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypat
 def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
-    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes, "usable_processors", lambda: 8)
     monkeypatch.setattr(processes._Process, "write", lambda self, first: self._ask("write", {}))
     with pytest.raises(KeyError):
         import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
@@ -198,7 +198,7 @@ def a_slow_import(tmp_path: Path, how: str = IMPORT) -> subprocess.Popen[bytes]:
     """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
     slow = "import cavesson.importers.importing as i, cavesson.importers.processes as p, sys; i.AT_ONCE = 500; "
-    slow += "p.os.cpu_count = lambda: 2; import time; read = p.RolloutBuffer.read; "
+    slow += "p.usable_processors = lambda: 2; import time; read = p.RolloutBuffer.read; "
     slow += "p.RolloutBuffer.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
     slow += how
     # Whoever was started in the background ignores Ctrl-C, and so would its children.

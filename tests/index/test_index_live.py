@@ -1,6 +1,5 @@
 """The index of a run that is being written, by processes of their own as in training."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from cavesson.index.folder import PROBLEM, read_state
 from cavesson.index.search import candidates
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import read_texts
+from cavesson.processors import usable_processors
 from cavesson.record.index_folder import fingerprint
 
 # Three attempts, the later ones starting at an earlier step than the one before had reached, with compactions between.
@@ -111,13 +111,13 @@ def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
 
 
 def test_one_process_for_each_core_indexes_all_runs(tmp_path):
-    folders = [new_run(tmp_path / str(i)) for i in range(2 * (os.cpu_count() or 1) + 1)]
+    folders = [new_run(tmp_path / str(i)) for i in range(2 * usable_processors() + 1)]
     for folder in folders:
         record(folder, [0])
     (folders[0] / "record" / "rows-00000000-0000-0000.parquet").write_bytes(b"no table")
     processes = start([(str(folder), folder / "index") for folder in folders])
     try:
-        assert len(processes) == os.cpu_count()
+        assert len(processes) == usable_processors()
         wait_for(lambda: all(rows_in(folder / "index") == 6 for folder in folders[1:]))
         wait_for((folders[0] / "index" / PROBLEM).exists)
     finally:

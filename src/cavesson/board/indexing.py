@@ -15,6 +15,7 @@ from cavesson.doctor.watch import Watch
 from cavesson.errors import UserError, print_exception
 from cavesson.index.build import Builder
 from cavesson.index.folder import PROBLEM, only_writer
+from cavesson.processors import usable_processors
 from cavesson.record import Run
 from cavesson.record.background import small_process, without_ctrl_c, yield_cpu
 from cavesson.record.files import replacing
@@ -35,7 +36,7 @@ def start(runs: Sequence[tuple[str, Path]]) -> list[BaseProcess]:
     Args:
         runs: The path and the index folder of each run.
     """
-    count = min(len(runs), os.cpu_count() or 1)
+    count = min(len(runs), usable_processors())
     spawn = get_context("spawn").Process
     processes: list[BaseProcess] = [
         spawn(target=_watch, args=(runs[i::count], os.getpid()), daemon=True) for i in range(count)

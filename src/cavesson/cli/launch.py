@@ -17,6 +17,7 @@ from uuid import uuid4
 from cavesson.command_line import STAGE, command_line
 from cavesson.errors import LOST_PROCESS, UserError
 from cavesson.handlers import end_with_parent, handling
+from cavesson.processors import usable_processors
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -110,7 +111,7 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
 
     # The agent logs every failure at length; `_reason` says it in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_processors() // processes)))
     with tempfile.TemporaryDirectory(prefix="cavesson-processes-") as logs, ThreadPoolExecutor(1) as pool:
         config = LaunchConfig(
             min_nodes=1,

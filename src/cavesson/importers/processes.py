@@ -1,7 +1,6 @@
 """Read parts of files in several processes, because Python code runs on one core per process."""
 
 import gc
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from cavesson.errors import UserError
 from cavesson.importers.batch import PartsRead, RolloutBuffer
 from cavesson.importers.reading import File
+from cavesson.processors import usable_processors
 from cavesson.record.background import without_pandas
 from cavesson.record.segments import Segment
 
@@ -40,7 +40,7 @@ def read_parts(portions: Iterator[Portion], processes: int, batch: RolloutBuffer
     turns = _Turns(portions)
     segments: list[Segment] = []
     with ExitStack() as stack:
-        count = min(processes, MAX_PROCESSES, os.cpu_count() or 1) if _can_fork() else 1
+        count = min(processes, MAX_PROCESSES, usable_processors()) if _can_fork() else 1
         batches = [stack.enter_context(_process(batch)) for _ in range(count)] if count > 1 else [batch]
         threads = [Thread(target=_work, args=(batch, turns, account, segments), daemon=True) for batch in batches]
         try:

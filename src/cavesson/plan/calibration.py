@@ -1,6 +1,5 @@
 """What this machine's CPU can do, measured with a few operations of the kind that training is made of."""
 
-import os
 from collections.abc import Callable
 from mmap import mmap
 from multiprocessing import get_context
@@ -19,6 +18,7 @@ from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import linear
 from cavesson.plan.devices import Device
 from cavesson.plan.operations import Operations
+from cavesson.processors import usable_processors
 from cavesson.train.memory import keep_freed_memory
 
 _ROUNDS = 5
@@ -32,7 +32,7 @@ def measured(processes: int) -> Device:
     More processes than cores share them, so each has a part of the rates.
     """
     keep_freed_memory()
-    part = min(torch.get_num_threads(), (os.cpu_count() or 1) / processes)  # cores of a process
+    part = min(torch.get_num_threads(), usable_processors() / processes)  # cores of a process
     flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
     bandwidth, new_memory, per_operation = _bandwidth(), _new_memory(), _per_operation()
     link = _link_rate() if processes > 1 else bandwidth
