@@ -81,6 +81,7 @@ def _command(
         for number in (0, 1, 2):
             os.dup2(os.open(terminal, os.O_RDWR), number)
         sys.stdin = os.fdopen(0)  # multiprocessing had closed it
+        sys.stdout = os.fdopen(1, "w", closefd=False)  # what was opened as a file would look for its place in it
     for number, name in ((1, ".out"), (2, ".err")) if terminal is None else ():
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     from cavesson import cli

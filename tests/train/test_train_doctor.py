@@ -147,7 +147,7 @@ def test_a_run_that_is_to_stop_already_keeps_its_reason(sick):
     for step, stop in ((5, None), (6, SignalledError("interrupted", 15))):
         callback = Doctor(DoctorSettings(share=1.0, on_finding="stop"), set())
         callback.start(sick)
-        trainer = SimpleNamespace(next_step=step, steps=9, stop=stop, learner=SimpleNamespace(processes=processes))
+        trainer = SimpleNamespace(next_step=step, end=9, stop=stop, learner=SimpleNamespace(processes=processes))
         callback.watch._next = 0
         callback.on_step(trainer)
         callback.watch._process.wait()

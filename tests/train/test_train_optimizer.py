@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.config import SettingsError
 from cavesson.train.optimizer import Optimizer, learning_rate
 
 
@@ -159,5 +159,5 @@ def test_the_grad_norm_is_of_all_gradients_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("betas", [(1.0, 0.999), (0.9, 1.0), (-0.1, 0.999)])
 def test_averages_that_do_not_decay_are_refused(betas: tuple[float, float]) -> None:
-    with pytest.raises(ValidationError, match="betas"):
+    with pytest.raises(SettingsError, match="betas"):
         OptimizerSettings(betas=betas)

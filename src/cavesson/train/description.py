@@ -25,7 +25,7 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dic
         **({ELSEWHERE: settings.record} if settings.record else {}),
         "inputs": inputs.given,
         **settings.facts(),
-        "model": {"name": _origin(settings, inputs), "fingerprint": trainer.fingerprint},
+        "model": {"name": _origin(settings), "fingerprint": trainer.fingerprint},
         "tokenizer": {
             "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
             "pad": tokenizer.pad_token_id,
@@ -39,11 +39,11 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dic
     }
 
 
-def _origin(settings: RunSettings, inputs: Inputs) -> str:
+def _origin(settings: RunSettings) -> str:
     """Return what training starts from: the name of a model, or what it is."""
-    if inputs.model is not None and "path" not in settings.model.model_fields_set:
-        return "a model given in Python"
-    return "random weights" if settings.model.new is not None else settings.model.path
+    if settings.model.new is not None:
+        return "random weights"
+    return settings.model.path or "a model given in Python"
 
 
 def check_same_model(folder: Path, trainer: Trainer) -> None:

@@ -330,8 +330,8 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
         for unit, ours in _units(sample, values):
             for mine in (ours, _between_logs(data, ours)):
                 own, theirs = together(mine, logged)
-                scale = float(np.abs(theirs.value).mean())
-                if len(own) and scale > 0.01:
+                scale = float(np.abs(theirs.value).mean()) if len(own) else 0.0
+                if scale > 0.01:
                     away = np.abs(own.value - theirs.value) / scale
                     found.append((float(away.mean()), f"{name} {unit}", Series(own.step, away)))
     if not found:
@@ -363,6 +363,8 @@ def _units(sample: Sample, values: Array) -> list[tuple[str, Series]]:
 def _between_logs(data: RunData, ours: Series) -> Series:
     """Return the means over the steps since the previous logged one: TRL logs such means, of 10 steps by default."""
     logged, ends = _logged(data), _logged(data.whole).step
+    if not len(ours):
+        return ours
     begins = np.append(data.whole.rows.steps[:1], ends[:-1] + 1)[np.searchsorted(ends, logged.step)]
     first, stop = np.searchsorted(ours.step, begins), np.searchsorted(ours.step, logged.step, side="right")
     kept = (begins >= ours.step[:1]) & (stop > first)
