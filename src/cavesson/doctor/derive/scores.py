@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cavesson.doctor.derive.derivation import Found, derivation
-from cavesson.doctor.series import Series
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array, Series
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -14,6 +15,8 @@ SMALLEST = 1e-3
 """Nats by which a policy that moves is further from a reference that does not."""
 RARE = 0.01
 """Share of clipped tokens that rounding between sampler and trainer may explain."""
+OWN = 2.0
+"""How many times as far a policy may move on the responses that it learns from as on others."""
 CLEAR = 3.0
 """Standard errors by which a KL must be above what it is compared with."""
 
@@ -29,7 +32,8 @@ def distance_before_training(data: "RunData") -> Found:
     Let π₀ score the first step's responses and π₁ those of the next. On the way from π₀ to π₁, no pass of the update
     differs more from π₀ than π₁ does, and π₁ differs from π₀ by at most its distance from the reference plus that of
     π₀ (the triangle inequality of the root mean square). What training measures beyond that is there before the first
-    update. It is a lower bound: it can show a difference, but never its absence.
+    update. It is a lower bound: it can show a difference, but never its absence. But the two steps have different
+    responses: the policy moves further on those that it learns from, and chance makes a difference, too.
     """
     sample, updates = data.sample, data.metric("policy/approx_kl")
     distance = sample.mean_by_step(sample["kl_k1"] ** 2 / 2)
@@ -37,8 +41,9 @@ def distance_before_training(data: "RunData") -> Found:
     starts = first <= 1 and len(updates) and updates.step[0] == first
     if not starts or distance.step[:2].tolist() != [first, first + 1] or not _moved_once(data, int(first)):
         return None
-    before, after = np.sqrt(2 * distance.value[:2])
-    left = float(np.sqrt(2 * max(updates.value[0], 0.0)) - before - after)
+    error = CLEAR * np.sqrt(2) * _error(sample, sample["kl_k1"] ** 2 / 2, int(first) + 1)
+    before, after = np.sqrt(2 * (distance.value[:2] + np.array([0.0, error])))
+    left = float(np.sqrt(2 * max(updates.value[0], 0.0)) - before - OWN * after)
     # Unless the next step is further from the reference, its responses may be of the initial policy as well, or the
     # reference may follow the policy.
     if after <= before + SMALLEST or left <= 0:
@@ -90,6 +95,15 @@ def movement(data: "RunData") -> Found:
     if not follows.any():
         return None
     return {"steps.policy/estimated_kl": Series(mean.step[1:-1][follows], grown[follows] ** 2 / 2)}
+
+
+def _error(sample: Sample, values: Array, step: int) -> float:
+    """Return the standard error of the mean over the tokens of a step, whose responses are drawn independently."""
+    here = sample.rows.step == step
+    there = sample.trained & np.isfinite(values)
+    total, count = sample.total(np.where(there, values, 0.0))[here], sample.total(there.astype(float))[here]
+    whole = max(float(count.sum()), 1.0)
+    return float(np.sqrt(np.sum((total - total.sum() / whole * count) ** 2))) / whole
 
 
 def _moved_once(data: "RunData", first: int) -> bool:
