@@ -256,7 +256,7 @@ def generate(folder: Path, plan: Plan) -> None:
 
 
 def plan_in(folder: Path) -> Plan | None:
-    """Return the plan that the record in a folder was written by; None if there is no such record."""
+    """Return the plan of the record in a folder, or None if the folder has none."""
     file = folder / "run.json"
     config = json.loads(file.read_text(encoding="utf-8"))["config"] if file.exists() else {}
     return Plan(**config) if config.keys() == set(Plan._fields) else None

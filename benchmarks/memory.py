@@ -101,7 +101,7 @@ def _row(tokenizer: Any, command: str, length: int, number: int) -> dict[str, st
 
 
 def text_of(tokenizer: Any, start: str, length: int) -> str:
-    """Return a text of so many tokens with a given start: some tokenizers join equal letters, but not equal words."""
+    """Return a text with a given start and number of tokens, made of words: tokenizers may join equal letters."""
     used = len(tokenizer(start).input_ids)
     for unit in ("a", " a"):
         text = start + unit * (length - used)

@@ -94,7 +94,7 @@ class Processes:
         offload: whether sharded weights are kept in the memory of the host.
 
     Raises:
-        UserError: there is no such device, there are fewer GPUs than processes, or there is nothing to shard over.
+        UserError: the device does not exist, there are fewer GPUs than processes, or only one process to shard over.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ def wait_for(happened: Any, seconds: float = 120) -> None:
 def opened(
     browser: Any, address: str, *, wide: bool = True, language: str = "en-US", forgiven: str = "\n", **context: Any
 ) -> Iterator[Any]:
-    """Open an address in a page of its own.
+    """Open an address in a new page.
 
     Errors of the page, requests to anywhere else, and scripts of the record that ran fail the test; a message of the
     console that contains ``forgiven`` does not.

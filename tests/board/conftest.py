@@ -33,7 +33,7 @@ def runs_told(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def board_told(runs_told):
-    """The board of both, in a process of its own, with what the doctor finds."""
+    """The board of both, in its own process, with what the doctor finds."""
     with BoardProcess(*runs_told) as board:
         wait_for(lambda: all(board.json(f"api/runs/{run}/findings") is not None for run in range(len(runs_told))))
         yield board

@@ -68,7 +68,7 @@ def test_compare_shows_what_differs_first(browser, board):
 def test_runs_with_different_rewards_are_not_ranked(browser, board):
     same = board.json("api/compare?runs=0,1")
     assert same["rewards_differ"] == [] and same["wins"][1][0] == same["total"] > 0, (
-        "the order of rewards is no difference"
+        "the order of rewards is not a difference"
     )
     told = board.json("api/compare?runs=0,2")
     assert told["rewards_differ"] == ["rewards"] and told["wins"] is told["ties"] is told["differences"] is None

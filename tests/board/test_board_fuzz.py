@@ -126,7 +126,7 @@ def test_a_broken_file_is_told_in_one_line(tmp_path, kind, how):
 
 
 def _write_what_is_no_text(file, table: pa.Table) -> None:
-    """Write bytes that are no UTF-8 into every column of texts: half a surrogate pair, and a byte of its own."""
+    """Write bytes that are not UTF-8 into every column of texts: half a surrogate pair, and a single byte."""
     for i, field in enumerate(table.schema):
         if field.type == pa.string():
             values = pa.array([b"\xed\xa0\x80 \xff a"] * table.num_rows, pa.binary())

@@ -128,7 +128,7 @@ def test_plain_text_is_taken_as_it_is(text, around):
     try:
         found = spans([around + text, around], compiled(text, regex=False))
     except UserError:
-        raise AssertionError(f"{escaped(text)} is no expression") from None
+        raise AssertionError(f"{escaped(text)} is not an expression") from None
     assert 0 in found.places
     assert (1 in found.places) == (text.casefold() in around.casefold()) or text.casefold() != text.lower()
 

@@ -1,4 +1,4 @@
-"""Two boards, each a process of its own, star rollouts of the same run at the same time."""
+"""Two boards, each in its own process, star rollouts of the same run at the same time."""
 
 import json
 import threading

@@ -12,7 +12,7 @@ from cavesson.models.settings import StartSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.plan.skeleton import config_of
 
-# ChatML with an end of turn that is a token of its own.
+# ChatML whose end of turn is a separate token.
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|stop|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"

@@ -1,4 +1,4 @@
-"""The command line in processes of its own, forked from one that has everything imported: 50 ms instead of seconds."""
+"""The command line in separate processes, forked from one that has everything imported: 50 ms instead of seconds."""
 
 import errno
 import multiprocessing

@@ -25,7 +25,7 @@ HELD_OUT = ["--data.validation", "0.5", "--evaluation.every", "1"]
 PAIRS = ["--data.path", "pairs.jsonl", "--steps", "2", *HELD_OUT]
 SHAPING = ["--shaping.subtract_query", "true", "--shaping.scale", "true", "--shaping.missing_eos_penalty", "1"]
 GROUPS = ["--samples_per_prompt", "2", "--kl.coef", "0.1"]
-# Everything on that logs a metric of its own.
+# Every setting on that adds a metric.
 FLAGS = {
     "ppo": [
         *("--kl.target", "1", "--value.kind", "separate", "--kl.estimator", "full", "--ppo.entropy_coef", "0.1"),

@@ -65,7 +65,7 @@ FLAGS = {
     "a flag without its group": (["--coef", "0.1"], ["coef", "kl.coef"]),
     "a flag without a value": (["--kl.coef"], ["--kl.coef needs a value"]),
     "a value out of range": (["--kl.coef", "-1"], ["kl.coef", "greater than or equal to 0", "-1"]),
-    "a word that is no flag": (["--seed", "1", "hello"], ["hello", "RECIPE.toml"]),
+    "a word that is not a flag": (["--seed", "1", "hello"], ["hello", "RECIPE.toml"]),
     "too few responses for the mini-batches": (
         ["--update.mini_batches", "9"],
         ["mini_batches 9 is more than the 4"],

@@ -60,7 +60,7 @@ CAVESSON = "import cavesson.cli; cavesson.cli.main()"
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in its own terminal."""
 
     opened: ClassVar[list["Terminal"]] = []
 

@@ -160,7 +160,7 @@ def test_a_mix_keeps_its_order_over_other_items():
 def test_passes_are_over_lists_in_memory_and_over_anything_else_as_a_stream(shuffle):
     order = passes_over([range(7)], [2.0], 3, shuffle=shuffle)
     assert order.take(0, 20) == InMemory(range(7), 3, shuffle=shuffle).take(0, 20)
-    pieces = dict.fromkeys(range(7))  # is no sequence
+    pieces = dict.fromkeys(range(7))  # is not a sequence
     order = passes_over([pieces], [2.0], 3, shuffle=shuffle, buffer=4)
     assert order.take(0, 20) == Streamed(lambda: pieces, 3, shuffle=shuffle, buffer=4).take(0, 20)
     mix = passes_over(["abc", pieces], [3, 1], 3, shuffle=shuffle, buffer=4)

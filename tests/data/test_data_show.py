@@ -41,7 +41,7 @@ def test_every_token_is_shown_with_what_is_learned_of_it(tmp_path):
     assert re.search(r"^format +prompt_completion *$", text, flags=re.MULTILINE)
     assert re.search(r"^rows +1 \(demonstrations\) *$", text, flags=re.MULTILINE)
     assert "prompt and response: 11 tokens, 10 learned" in text
-    # One byte a token; the three of U+200B are no characters alone, and the end token is a word of its own.
+    # One byte a token; alone, the three of U+200B are not characters; the end token is a separate word.
     assert cells(text) == [("masked", "a│"), ("learned", " │b│␉│c│↵│"), ("", "�│�│�│d│<|endoftext|>│")]
 
 

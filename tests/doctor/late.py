@@ -45,7 +45,7 @@ def longer(made: Made) -> None:
 
 
 def cut_to(made: Made, most: Array) -> None:
-    """Give each response a random length of at most so many tokens, [S]."""
+    """Give each response a random length of at most ``most`` tokens, [S]."""
     keep = np.random.default_rng(5).integers(1, most[:, None] + 1, made.rows["reward"].shape)
     made.tokens["mask"] = np.arange(LENGTH) < keep[..., None]
     made.rows["finish_reason"][:] = "eos"

@@ -22,7 +22,7 @@ for rule in RULES:
 
 
 def readings(folder, seed):
-    """Return what all rules read in a process of its own."""
+    """Return what all rules read, in a separate process."""
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-W", "ignore", "-c", READ, folder]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -87,7 +87,7 @@ def test_flat_rewards_of_few_prompts_do_not_fall(kind: str, tmp_path: Path) -> N
 
 
 def test_lengths_that_the_prompt_of_a_step_decides_do_not_grow(tmp_path: Path) -> None:
-    """Longer responses get more reward, which is no exploit as long as responses do not become longer."""
+    """Longer responses get more reward. That is not an exploit unless responses become longer."""
     named = 0
     for seed in range(25):
         chance = np.random.default_rng(seed)

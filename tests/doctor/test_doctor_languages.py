@@ -79,7 +79,7 @@ NUMBER = re.compile(r"(?<![\w.=^])−?\d+(?:[.,]\d+)*(?: %)?")
 @pytest.mark.parametrize("rule", BY_NAME)
 def test_a_limit_is_shown_from_the_rule_and_never_written_out(rule: Rule, name: str) -> None:
     texts = texts_of(rule, name)
-    together = " ".join(re.sub(r"= [\d.]+", "", text) for text in texts.values())  # settings in a fix are no limits
+    together = " ".join(re.sub(r"= [\d.]+", "", text) for text in texts.values())  # settings in a fix are not limits
     assert set(rule.limits) <= set(placeholders(together))
     assert set(NUMBER.findall(re.sub(r"{\w+}", "", together))) & set(limits_of(rule).values()) == set()
 

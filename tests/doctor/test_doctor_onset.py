@@ -24,7 +24,7 @@ def noise(chance: np.random.Generator, count: int, correlation: float) -> np.nda
 
 
 def changed(steps: np.ndarray, at: int, length: int, size: float) -> np.ndarray:
-    """Return a series that is 0 up to step ``at`` and then changes by ``size``, along a line over so many steps."""
+    """Return a series that is 0 up to step ``at`` and then changes by ``size`` along a line over ``length`` steps."""
     return size * np.clip((steps - at + 1) / length, 0, 1)
 
 

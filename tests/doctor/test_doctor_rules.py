@@ -46,7 +46,7 @@ def test_every_number_of_the_knowledge_base_has_one_rule():
 IMPORTED = {"padding-counted"}
 
 
-# A setting is no place in a run; a number that becomes NaN, and the worth of a reward as a whole, are no curves.
+# A setting is not a place in a run; a number that becomes NaN, and the worth of a reward, are not curves.
 WITHOUT_PLACE, WITHOUT_CURVE = {"reward-fades"}, {"not-finite", "reward-is-noise"}
 
 

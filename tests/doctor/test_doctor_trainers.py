@@ -301,7 +301,7 @@ def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = Fa
 def test_whitening_that_moves_the_mean_is_found_and_without_is_healthy(
     estimator: str, growing: bool, tmp_path: Path
 ) -> None:
-    """Without a shift the inner rewards have a constant too, μ·(1 − 1/σ), so that this alone is no sign of one."""
+    """Without a shift, the inner rewards contain a constant as well, μ·(1 − 1/σ): a constant does not prove a shift."""
     for shifts in (False, True):
         made = whitened(healthy(), shifts, estimator, growing)
         found = rewards_shifted.statistic(made.data(tmp_path / f"{shifts}"))

@@ -1,4 +1,4 @@
-"""The doctor looks at a growing run in processes of its own, now and then."""
+"""The doctor looks at a growing run in separate processes, now and then."""
 
 import os
 import subprocess

@@ -166,7 +166,7 @@ def test_trl(tmp_path):
     completions(tmp_path / "out" / "completions" / "completions_00005.parquet", **columns, **rewards)
     report = import_run(tmp_path / "out", tmp_path / "run")
     assert (report.format, report.rollouts, report.rejected) == ("trl", 1, 1)
-    # A row without any reward is no rollout, and no reward is made up for it.
+    # A row without any reward is not a rollout, and its reward is not made up.
     assert "row 2: no reward was measured" in report.quotes[0]
     found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "reward_parts", "extra")
     extra = '{"note": "n", "advantage": 0.5}'

@@ -20,7 +20,7 @@ from cavesson.record.padding import padded
 
 
 class Letters:
-    """Id 1 is a, 2 is b, …; 0 is no text."""
+    """Id 1 is a, 2 is b, …; 0 has no text."""
 
     def decode(self, ids, skip_special_tokens=True):
         return "".join(chr(96 + int(i)) for i in ids if i)

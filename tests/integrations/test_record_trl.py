@@ -1,6 +1,6 @@
 """What is recorded of real trainers of TRL, against what they say of themselves and against transformers alone.
 
-TRL 1.16 is what the tests run with. TRL 1.10, the last with PPO, needs an environment of its own:
+TRL 1.16 is what the tests run with. TRL 1.10, the last with PPO, needs a separate environment:
 `python benchmarks/run.py` makes one under build/trl, and CAVESSON_TRL_1_10 names the Python of another. It needs
 Cavesson's dependencies as well.
 """

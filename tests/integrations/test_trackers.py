@@ -122,7 +122,7 @@ def wandb(file: Path) -> tuple[str, Steps, Mapping[str, Any]]:
     from wandb import teardown
     from wandb.proto.wandb_internal_pb2 import Record
 
-    teardown()  # what writes the file is a process of its own, and finishing a run does not wait for it
+    teardown()  # a separate process writes the file, and finishing a run does not wait for it
     identity, steps, config = "", {}, {}
     for record in map(Record.FromString, log_records(file.read_bytes())):
         if record.HasField("run"):

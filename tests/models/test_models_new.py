@@ -13,7 +13,7 @@ from cavesson.models.new import new_model, new_tokenizer
 from cavesson.models.settings import ModelSettings, NewModelSettings
 from cavesson.models.trained import load_trained, save_trained
 
-# No surrogates, which are no characters.
+# No surrogates, which are not characters.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 AWKWARD = [
     "two  spaces .",

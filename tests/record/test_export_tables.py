@@ -114,7 +114,7 @@ def test_formulas_are_quoted_only_where_that_is_asked_for(run: Path, tmp_path: P
     assert exact["response"][:8].str.replace("\r\n", "\n").tolist() == [text.replace("\r\n", "\n") for text in TEXTS]
     for before, after in zip(exact["response"], quoted["response"], strict=True):
         assert after == (f"'{before}" if before[:1] in ("=", "+", "-", "@", "\t") and before else before)
-    assert float(exact["reward"][4]) == float(quoted["reward"][4]) == -math.inf  # a number is no formula
+    assert float(exact["reward"][4]) == float(quoted["reward"][4]) == -math.inf  # a number is not a formula
 
 
 def test_only_a_portion_is_read_at_a_time(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_tokens_whose_rows_are_not_there_yet_do_not_count(folder):
 def test_a_question_begins_anew_when_its_files_are_merged_meanwhile(folder, monkeypatch):
     asked = "SELECT step, count(*) AS n FROM rows GROUP BY step ORDER BY step"
     task = {"run": str(folder), "text": asked, "seconds": 10, "memory": 2**30, "limit": 10}
-    monkeypatch.setattr(query, "_limit_memory", lambda size: None)  # this is not a process of its own
+    monkeypatch.setattr(query, "_limit_memory", lambda size: None)  # this is not a separate process
 
     def merge_before(module: Any, name: str) -> None:
         step = getattr(module, name)

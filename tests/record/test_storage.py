@@ -1,4 +1,4 @@
-"""A record in object storage: a real S3-compatible server, in a process of its own."""
+"""A record in object storage: a real S3-compatible server, in its own process."""
 
 import os
 import signal

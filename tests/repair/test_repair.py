@@ -305,7 +305,7 @@ def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pyte
         ours, theirs = (folder / "checkpoints" / f"step-{end:08d}" for folder in (unchanged, run))
         for kind in ("weights", "optimizer"):
             assert (ours / f"{kind}.safetensors").read_bytes() == (theirs / f"{kind}.safetensors").read_bytes()
-        # As a run of its own, a fork goes on to the last step of the run.
+        # Resumed like any other run, a fork continues to the last step of the original run.
         resume(unchanged, "ppo")
         assert weights(unchanged) == weights(run)
 

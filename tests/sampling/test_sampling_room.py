@@ -21,7 +21,7 @@ from cavesson.train.build import Inputs, build
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 
 UNLIMITED = {"vocab_size": 258, "hidden_size": 32, "n_layer": 2, "n_head": 4, "eos_token_id": 0}
-"""Sizes of a BLOOM, which has no limit of its own: its attention knows distances only."""
+"""Sizes of a BLOOM, which has no limit: its attention knows distances only."""
 
 
 def model_of(config):

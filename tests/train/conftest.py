@@ -12,7 +12,7 @@ from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 @pytest.fixture(scope="module")
 def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as vLLM can reload it: with an output head of its own."""
+    """The tiny model as vLLM can reload it: with its own output head."""
     folder = tmp_path_factory.mktemp("model")
     model: Any = tiny_model()
     head = model.get_output_embeddings()

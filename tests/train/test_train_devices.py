@@ -38,7 +38,7 @@ def test_tensors_of_both_devices_may_not_meet() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_is_the_same_on_another_device(tmp_path: Path, variant: str) -> None:
-    """But for rounding: the CPU multiplies float32 matrices with a library of its own."""
+    """But for rounding: the CPU multiplies float32 matrices with another library."""
     name, changes = VARIANTS[variant]
     with other_device() as device:
         tiny_run(name, tmp_path / "there", model__device=str(device), **changes).run(quiet)

@@ -28,7 +28,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "epochs": {EPOCHS: 2, MINI: 1, "steps": 2},
     "mini-batches": {EPOCHS: 2, MINI: 3, "steps": 1},
     "prompts of the same length": {**SPLIT, "prompts": [prompt.ljust(8, ".")[:8] for prompt in PROMPTS]},
-    "a critic of its own, and exact KL": {**SPLIT, "value.kind": "separate", "kl.estimator": "full"},
+    "a separate critic, and exact KL": {**SPLIT, "value.kind": "separate", "kl.estimator": "full"},
 }
 
 

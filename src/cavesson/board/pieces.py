@@ -3,7 +3,7 @@
 import re
 
 PARTIAL = "\ufffd"
-"""What decoding puts where bytes are no whole character."""
+"""What decoding puts where bytes are not a whole character."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

@@ -13,7 +13,7 @@ from cavesson.doctor.series import Array, Series, earliest, over_median, since, 
 HIGH = 10.0
 """Times the median of the steps before."""
 APART = 4.0
-"""Standard errors by which the means before and after a fall must differ if there is no trend."""
+"""Without a trend, the standard errors by which the means before and after a fall must differ."""
 MIN_SPIKES, MIN_SHARE = 4, Share(0.1)
 """Number of spikes, and their share of the steps from the first one on: a single spike is one unusual batch."""
 

@@ -33,7 +33,7 @@ def prepare(folder: Path, repo: str) -> Push:
         repo: Name on the Hub, as owner/name.
 
     Raises:
-        UserError: There is no run, it has no trained model yet, or another program has trained it.
+        UserError: ``folder`` is not a run, has no trained model yet, or was trained by another program.
     """
     run, model = open_run(folder), folder / "model"
     if not model.is_dir():

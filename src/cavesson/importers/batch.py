@@ -20,7 +20,7 @@ class PartsRead(NamedTuple):
     steps: Counter[int]
     """How many rollouts each step has."""
     broken: list[list[tuple[Record | None, str]]]
-    """Of each part, the records that are no rollouts, and why; None if it is the file that cannot be read."""
+    """Of each part, the records that are not rollouts, and why; None if it is the file that cannot be read."""
     lines: list[int]
     """Of each part, how many lines it has."""
 

@@ -29,8 +29,8 @@ def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -
         mapped: as in `load_causal`.
 
     Raises:
-        UserError: there is no such model, its weights are quantized, or transformers has no sequence classifier for its
-            architecture.
+        UserError: the model does not exist, its weights are quantized, or transformers cannot classify sequences with
+            its architecture.
     """
     if is_classifier(settings.path):
         trained = load_scalar_classifier(settings, mapped)

@@ -15,7 +15,7 @@ def check_vocabulary(
 
     The tokenizers decide: models of one family may have embeddings for different numbers of tokens, because these are
     padded to round numbers, and different tokenizers may be of the same size. Added tokens, which fine-tuning renames,
-    are not compared. If a model has no tokenizer of its own, the numbers of embeddings must be equal.
+    are not compared. If a model comes without a tokenizer, the numbers of embeddings must be equal.
 
     Args:
         other: the other model.

@@ -253,7 +253,7 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
 
 
 def _behind(sample: Sample, ends: Array) -> Array:
-    """Return [N] whether one of some tokens stands before each token in its own turn of its own response.
+    """Return [N] whether one of the tokens ``ends`` comes earlier in the same turn of the same response.
 
     A turn ends where the mask leaves out what a tool or a user wrote, whether or not these tokens were recorded.
     """

@@ -1,4 +1,4 @@
-/** Distributions over the same edges: one filled, others as outlines, each as a share of its own. */
+/** Distributions over the same edges: one filled, others as outlines, each as a share of its own total. */
 
 import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
