@@ -57,10 +57,14 @@ class Entry(NamedTuple):
     """The trainer's value → Cavesson's, which is not known for other values; None: they are the same."""
 
 
-_MEANS = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
-_OF_TRL = {"grpo": "sequence", "sapo": "sequence", "dr_grpo": "constant"} | dict.fromkeys(
-    ("bnpo", "dapo", "cispo", "vespo"), "token"
-)
+_MEANS = {
+    "token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "constant",
+    "seq-mean-token-sum-norm": "constant",
+}  # fmt: skip
+_OF_TRL = {
+    "grpo": "sequence", "sapo": "sequence", "dr_grpo": "constant", "luspo": "constant", "bnpo": "token",
+    "dapo": "token", "cispo": "token", "vespo": "token",
+}  # fmt: skip
 SETTINGS: dict[str, tuple[Entry, ...]] = {
     "kl.estimator": (Entry("config.kl_estimator"),),
     "config.ppo.whiten_rewards": (Entry("config.whiten_rewards"),),
@@ -69,10 +73,14 @@ SETTINGS: dict[str, tuple[Entry, ...]] = {
         Entry("config.actor_rollout_ref.actor.policy_loss.loss_mode", {"vanilla": "token", "gspo": "sequence"}),
         Entry("config.actor.policy_loss_type", {"ppo": "token", "gspo": "sequence"}),
     ),
+    "advantage_estimator": (
+        Entry("config.algorithm.adv_estimator"),
+        Entry("config.algo.advantage.estimator"),
+    ),
     "config.grpo.normalise": (
         Entry("config.loss_type", _OF_TRL),
         Entry("config.actor_rollout_ref.actor.loss_agg_mode", _MEANS),
         Entry("config.actor.loss_agg_mode", _MEANS),
     ),
 }
-"""Entry of Cavesson's run.json → those of TRL, verl and OpenRLHF."""
+"""Entry of Cavesson's run.json, or a name for what it does not have → those of TRL, verl and OpenRLHF."""

@@ -33,13 +33,11 @@ HOW = (
     Phrase(": some have the wrong sign"),
     Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
 )
-ESTIMATORS = ("config.algorithm.adv_estimator", "config.algo.advantage.estimator")
-"""Settings of verl and OpenRLHF."""
 RELATIVE = frozenset(
     ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
      "group_norm", "dr_grpo", "reinforce_baseline", "reinforce"]
 )  # fmt: skip
-"""Their values that subtract a mean of the group or the step; others, such as opo and remax, have other baselines."""
+"""Estimators of verl and OpenRLHF that subtract a mean of the group or the step; opo and remax, for example, do not."""
 OTHER_BASELINE = Phrase(
     "the settings name an estimator whose baseline is not the mean of a group or step, and the record does not have it"
 )
@@ -79,7 +77,7 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     # TRL's table of completions does not have the weights; imported, the reward is the plain sum of its parts.
     if data.setting("format") == "trl" and len(rows.reward_parts) > 1:
         return Reading(float("nan"), False, undecided=NO_WEIGHTS)
-    estimator = next(filter(None, map(data.setting, ESTIMATORS)), None)
+    estimator = data.setting("advantage_estimator")
     if estimator is not None and estimator not in RELATIVE:
         return Reading(float("nan"), False, undecided=OTHER_BASELINE)
     signal, advantage = _signal(data), rows["advantage"]

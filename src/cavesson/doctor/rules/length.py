@@ -15,14 +15,8 @@ from cavesson.doctor.series import Array, Series, earliest, since, smoothed, sta
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
-UNDIVIDED = {
-    "config.grpo.normalise": {"token", "constant"},
-    "config.loss_type": {"dapo", "dr_grpo", "cispo", "vespo", "luspo"},
-    "config.actor_rollout_ref.actor.loss_agg_mode": {"token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"},
-    "config.actor.loss_agg_mode": {"token-mean"},
-}
-"""Settings of Cavesson, TRL 1.16, verl 0.9 and OpenRLHF 0.11 → values for which no loss is divided by the length of its
-response."""
+UNDIVIDED = ("token", "constant")
+"""Normalisations of the loss that do not divide by the length of each response."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 
 
@@ -251,7 +245,7 @@ def length_bias(data: RunData) -> Reading | None:
     rows, (column, unit) = data.rows, length_column(data)
     if data.algorithm is None and not repeated(rows):
         return None  # without groups it is not GRPO
-    if any(data.setting(path) in values for path, values in UNDIVIDED.items()):
+    if data.setting("config.grpo.normalise") in UNDIVIDED:
         return None
     reward, length = within(rows, rows["reward"]), within(rows, rows[column])
     bad = np.where(reward < 0, length, np.nan)
