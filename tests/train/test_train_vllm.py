@@ -1,10 +1,13 @@
 """Training with vLLM servers: what they are asked, and what happens when they fail or answer something wrong."""
 
+import asyncio
+import resource
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -21,6 +24,8 @@ from cavesson.algorithms.importance import CAP
 from cavesson.config import load
 from cavesson.errors import ServerError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.sampling.settings import VllmSettings
+from cavesson.sampling.vllm_client import VllmClient
 from cavesson.train.loop import Report
 from cavesson.train.run import Result, Training
 
@@ -217,6 +222,26 @@ def test_a_server_that_finds_a_stop_text_elsewhere_changes_nothing(
         assert len(hasty.requests) > len(server.requests)
     one, other = (cavesson.open(tmp_path / name).rows(["response", "finish_reason"]) for name in ("one", "other"))
     assert one == other
+
+
+def test_requests_leave_half_of_the_files_that_the_process_may_open() -> None:
+    most, now = 0, 0
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+
+    client = VllmClient(["http://127.0.0.1:1", "http://127.0.0.1:2"], VllmSettings())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+        client._together([ask] * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert most == 300  # of 512 that two servers get at most
 
 
 def test_importance_weights_are_on_with_another_engine() -> None:
