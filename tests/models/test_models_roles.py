@@ -271,3 +271,7 @@ def test_tokenizers_decide_whether_vocabularies_are_the_same(tmp_path, tokenizer
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"the reference .* has a different vocabulary"):
         policy_of(reference=ReferenceSettings(path=str(tmp_path / "other")))
+    wide.resize_token_embeddings(200)  # the tokenizer names tokens that have no embedding here
+    wide.save_pretrained(tmp_path / "wide")
+    with pytest.raises(UserError, match=r"the critic .* has a different vocabulary"):
+        policy_of(value=ValueSettings(path=path))

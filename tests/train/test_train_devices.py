@@ -80,9 +80,9 @@ def test_servers_get_weights_of_the_device(server: StandIn, tmp_path: Path, lora
 @pytest.mark.parametrize(
     ("device", "started", "said"),
     [
-        ("cuda:7", {}, 'model.device "cuda:7": this machine has 2 GPUs, numbered from cuda:0'),
+        ("cuda:2", {}, 'model.device "cuda:2": this machine has 2 GPUs, numbered from cuda:0'),
         ("cuda:1", {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}, 'model.device "cuda:1" is a single GPU, but 2 processes'),
-        ("cuda", {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}, "4 processes train on this machine, which has 2 GPUs: "),
+        ("cuda", {"WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3}, "3 processes train on this machine, which has 2 GPUs: "),
         (None, {"WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 4}, "4 processes train on this machine, which has 2 GPUs: "),
     ],
 )

@@ -25,14 +25,14 @@ def check_vocabulary(
         policy_start: where the policy comes from.
 
     Raises:
-        UserError: it has others.
+        UserError: a token of the policy is missing, or is another token there.
     """
     mine, theirs = _tokens(policy_start), _tokens(start)
     rows = embedding_rows(other)
     if mine is None or theirs is None:
         agree = rows == embedding_rows(policy)
     else:
-        agree = max(mine) < rows and all(theirs.get(number, token) == token for number, token in mine.items())
+        agree = max(mine, default=0) < rows and all(theirs.get(number, token) == token for number, token in mine.items())
     if not agree:
         raise UserError(f"the {name} {start.path} has a different vocabulary from the policy {policy_start.path}")
 
