@@ -32,7 +32,8 @@ def check_vocabulary(
     if mine is None or theirs is None:
         agree = rows == embedding_rows(policy)
     else:
-        agree = max(mine, default=0) < rows and all(theirs.get(number, token) == token for number, token in mine.items())
+        same = all(theirs.get(number, token) == token for number, token in mine.items())
+        agree = same and max(mine, default=0) < rows
     if not agree:
         raise UserError(f"the {name} {start.path} has a different vocabulary from the policy {policy_start.path}")
 
