@@ -70,7 +70,7 @@ def test_noise_is_for_training_only(tmp_path: Path):
 def test_noise_is_as_large_as_the_paper_says():
     ids, length = torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 8])
     batch = Batch({"length": length, "step": torch.tensor([3, 3]), "row": torch.tensor([0, 1])})
-    noise = neftune(5.0, seed=0)(torch.zeros(2, 50, 64), lay_out(ids, length, packed=False), batch)
+    noise = neftune(5.0, seed=0)(torch.zeros(2, 50, 64), lay_out(ids, length, None), batch)
     for row, tokens in zip(noise, length.tolist(), strict=True):
         bound = 5 / (tokens * 64) ** 0.5
         assert row.abs().max() <= bound

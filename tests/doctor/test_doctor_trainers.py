@@ -23,7 +23,7 @@ from cavesson.doctor.rules.token_rewards import reward_accounting, rewards_shift
 from cavesson.doctor.rules.update import clip_fraction_high, gradient_spike, ratio_blow_up
 from cavesson.doctor.words import language
 from cavesson.integrations.verl import rollouts_of
-from cavesson.record import Recorder, begin_attempt, write_run
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
 
 def verl_record(made: Made, folder: Path, scale: float = 1.0) -> RunData:
@@ -74,6 +74,24 @@ def without_gaps(made: Made) -> Made:
     order = np.argsort(~made.mask, axis=-1, kind="stable")
     made.tokens = {name: np.take_along_axis(column, order, -1) for name, column in made.tokens.items()}
     return made
+
+
+@pytest.mark.parametrize("name", ["</s>", "zebra"])
+def test_an_end_token_is_known_by_its_name_in_the_vocabulary(name: str, tmp_path: Path) -> None:
+    """A sampler that the end token does not stop: the token ends no response, and no setting names it."""
+    made = healthy()
+    made.info = {"trainer": "trl 1.10.0", "algorithm": "ppo"}
+    ended = ~made.mask
+    made.tokens["token_id"] = np.where(ended, PAD - 1 - np.arange(LENGTH) % 7, made.tokens["token_id"])
+    made.tokens["logprob"] = np.where(ended, -1.0, made.tokens["logprob"])
+    made.tokens["mask"] = np.ones_like(ended)
+    folder = made.write(tmp_path / "run")
+    names = [name, *map(str, range(1, PAD + 1))]
+    write_vocabulary(folder, names, names)
+    data = RunData(cavesson.open(folder))
+    assert data.setting("eos_token_ids") == ([END] if name == "</s>" else None)
+    found = [one.rule.name for one in diagnose(data, RULES).findings]
+    assert ("trained-behind-end" in found) == (name == "</s>")
 
 
 def test_a_turn_after_a_tools_result_is_rightly_trained(tmp_path: Path) -> None:
@@ -282,13 +300,17 @@ def test_two_odd_batches_in_a_long_run_are_no_blow_up(bad: int, sick: bool, tmp_
     assert found is not None and found.sick == sick
 
 
-def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = False) -> Made:
-    """Whiten token rewards as TRL does: (r − μ)/σ over the tokens of a step, and μ again unless it shifts the mean."""
-    delta, last = made.tokens["logprob"] - made.tokens["ref_logprob"], made.mask.sum(-1, keepdims=True) - 1
+def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = False, behind: int = 0) -> Made:
+    """Whiten token rewards as TRL does: (r − μ)/σ over the tokens of a step, and μ again unless it shifts the mean.
+
+    The score is on the last token, or where there is room, on the one ``behind`` it, which is whitened, too.
+    """
+    delta, at = made.tokens["logprob"] - made.tokens["ref_logprob"], made.mask.sum(-1, keepdims=True) - 1 + behind
+    at = np.minimum(at, LENGTH - 1)
     beta = 0.05 * np.linspace(1, 3 if growing else 1, len(delta))[:, None, None]
-    score = np.where(np.arange(LENGTH) == last, made.rows["reward"][..., None], 0.0)
-    reward = score - beta * (delta if estimator == "k1" else np.exp(-delta) - 1 + delta)
-    for of_step, kept in zip(reward, made.mask, strict=True):
+    score = np.where(np.arange(LENGTH) == at, made.rows["reward"][..., None], 0.0)
+    reward = score - np.where(made.mask, beta * (delta if estimator == "k1" else np.exp(-delta) - 1 + delta), 0.0)
+    for of_step, kept in zip(reward, np.arange(LENGTH) <= at, strict=True):
         mean, spread = of_step[kept].mean(), of_step[kept].std()
         of_step[:] = np.where(kept, (of_step - mean) / spread + (0.0 if shifts else mean), 0.0)
     made.tokens["token_reward"] = reward
@@ -311,6 +333,23 @@ def test_whitening_that_moves_the_mean_is_found_and_without_is_healthy(
     made = healthy()
     made.info = {"trainer": "trl 1.10.0", "algorithm": "ppo"}
     assert rewards_shifted.statistic(made.data(tmp_path / "as they are")) is None
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+@pytest.mark.parametrize("shifts", [False, True])
+def test_whitening_is_judged_without_the_tokens_that_have_the_scores(
+    estimator: str, shifts: bool, tmp_path: Path
+) -> None:
+    """Our hook in TRL's PPO records trained tokens; where a response has ended, the score is on the next one.
+
+    What is recorded has neither a mean of 0 nor a variance of 1, whether or not the mean was shifted.
+    """
+    made = whitened(healthy(), shifts, estimator, behind=1)
+    made.rows["kl_coef"] = np.full(made.rows["reward"].shape, 0.05)
+    made.info["config"] = {"whiten_rewards": True, "kl_estimator": estimator}
+    found = rewards_shifted.statistic(made.data(tmp_path))
+    assert found is not None and found.sick == shifts
+    assert found.seen == (1.0 if shifts else pytest.approx(0.0, abs=0.2))
 
 
 def test_rewards_of_a_mean_near_0_that_are_only_scaled_are_healthy(tmp_path: Path) -> None:

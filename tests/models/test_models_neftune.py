@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cavesson.models.neftune import neftune
 from cavesson.models.sequences import SequencePolicy, lay_out
+from cavesson.ops.packing import RowShape
 from cavesson.types import Batch
 
 WIDTH = 24
@@ -28,7 +29,7 @@ def examples(lengths: list[int], rows: list[int] | None = None, step: int = 3) -
 
 def noise(batch: Batch, packed: bool, alpha: float = 5.0, seed: int = 0) -> tuple[list[Tensor], Tensor]:
     """Of every example `[L, H]`, and all of it `[R·W, H]`."""
-    layout = lay_out(batch["ids"], batch["length"], packed)
+    layout = lay_out(batch["ids"], batch["length"], RowShape(100) if packed else None)
     embeddings = torch.zeros(*layout.ids.shape, WIDTH)
     whole = neftune(alpha, seed)(embeddings, layout, batch).flatten(0, 1)
     lengths = batch["length"].tolist()
@@ -86,7 +87,7 @@ def test_training_is_disturbed_and_evaluation_is_not(packed: bool) -> None:
     embeddings = model.get_input_embeddings()
     assert not embeddings._forward_hooks  # nothing stays behind
     # The same noise on the embeddings of the plain model gives the same numbers.
-    layout = lay_out(batch["ids"], batch["length"], packed=False)
+    layout = lay_out(batch["ids"], batch["length"], None)
     disturbed = neftune(20.0, 0)(embeddings(batch["ids"]), layout, batch)
     for row, length in enumerate([6, 3, 4]):
         logits = model(inputs_embeds=disturbed[row : row + 1, :length]).logits[0, :-1].log_softmax(-1)

@@ -20,25 +20,56 @@ from cavesson.errors import UserError
 from cavesson.models.load import prepare
 from cavesson.models.parts import trunk
 from cavesson.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
-from cavesson.ops.packing import pack
+from cavesson.ops.packing import RowShape, pack, spread, width_of
 from cavesson.types import Batch
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
 MODELS = {"rotary positions": sharp_model(), "learned positions": absolute_model()}
 
 
-@given(lengths=st.lists(st.integers(1, 40), max_size=30), capacity=st.integers(1, 40))
-def test_every_sequence_has_one_place_and_no_row_overflows(lengths: list[int], capacity: int) -> None:
-    rows = pack(lengths, capacity)
+SHAPES = {"packed": RowShape(100), "padded": None}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=20),
+    balance=st.integers(0, 10_000),
+    widest=st.integers(1, 200) | st.none(),
+)
+def test_every_sequence_has_one_place_and_packing_never_costs_more(
+    lengths: list[int], balance: int, widest: int | None
+) -> None:
+    rows = pack(lengths, RowShape(balance, widest))
     assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
     for row in rows:
-        assert sum(lengths[i] for i in row) <= capacity or len(row) == 1
-    for earlier, later in itertools.combinations(rows, 2):  # first fit: whatever came later had no room before
-        assert all(sum(lengths[i] for i in earlier) + lengths[j] > capacity for j in later)
+        assert row and (len(row) == 1 or widest is None or sum(lengths[i] for i in row) <= widest)
+
+    def cost(rows: list[list[int]]) -> int:
+        width = width_of(lengths, rows)
+        return len(rows) * width * (balance + width)
+
+    others = [spread(lengths, count) for count in range(1, len(lengths) + 1)]
+    several = [rows for rows in others if widest is None or width_of(lengths, rows) <= widest]
+    assert cost(rows) <= min(map(cost, [*several, *others[-1:]]), default=0)
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=7), count=st.integers(1, 4))
+def test_rows_are_about_as_wide_as_the_best_ones(lengths: list[int], count: int) -> None:
+    """Graham's bound, beside the best of all ways to spread them."""
+    ways = itertools.product(range(count), repeat=len(lengths))
+    best = min(
+        max(sum(n for n, row in zip(lengths, way, strict=True) if row == r) for r in range(count)) for way in ways
+    )
+    assert width_of(lengths, spread(lengths, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
 def test_rows_worked_by_hand() -> None:
-    assert pack([2, 6, 3, 4, 1], 8) == [[1, 0], [3, 2, 4]]
+    lengths = [2, 6, 3, 4, 1]
+    three, two = [[1], [3, 4], [2, 0]], [[1, 0], [3, 2, 4]]  # 3 · 6 tokens, and 2 · 8
+    assert pack(lengths, RowShape(0)) == three  # 18 · 6 = 108; two rows cost 16 · 8 = 128
+    assert pack(lengths, RowShape(20)) == two  # 16 · 28 = 448; three cost 18 · 26 = 468, one 16 · 36 = 576
+    assert pack(lengths, RowShape(20, 7)) == three
+    assert pack([9, 2, 2], RowShape(10**6, 8)) == [[0], [1], [2]]
+    assert pack([], RowShape(1)) == []
 
 
 def examples(lengths: list[int], seed: int = 0) -> Batch:
@@ -55,9 +86,10 @@ def examples(lengths: list[int], seed: int = 0) -> Batch:
 @given(lengths=LENGTHS)
 def test_ids_and_positions_stand_where_they_should(lengths: list[int]) -> None:
     batch = examples(lengths)
-    layout = lay_out(batch["ids"], batch["length"], packed=True)
+    layout = lay_out(batch["ids"], batch["length"], SHAPES["packed"])
     flat, taken = layout.ids.flatten(), []
-    assert layout.ids.shape == (len(pack(lengths, max(lengths))), max(lengths))
+    rows = pack(lengths, SHAPES["packed"])
+    assert layout.ids.shape == (len(rows), width_of(lengths, rows))
     for row, length in enumerate(lengths):
         place = layout.place[row, :length]
         assert torch.equal(flat[place], batch["ids"][row, :length])
@@ -79,13 +111,13 @@ def alone(model: nn.Module, ids: Tensor) -> Tensor:
     return trunk(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0]
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("shape", [RowShape(0), *SHAPES.values()], ids=["narrow", *SHAPES])
 @pytest.mark.parametrize("kind", MODELS)
 @settings(max_examples=30, deadline=None)
 @given(lengths=LENGTHS)
-def test_no_example_sees_another(kind: str, packed: bool, lengths: list[int]) -> None:
+def test_no_example_sees_another(kind: str, shape: RowShape | None, lengths: list[int]) -> None:
     model, batch = MODELS[kind], examples(lengths)
-    layout = lay_out(batch["ids"], batch["length"], packed)
+    layout = lay_out(batch["ids"], batch["length"], shape)
     with torch.no_grad():
         states = hidden_states(model, layout).flatten(0, 1)
     for row, length in enumerate(lengths):
@@ -97,7 +129,7 @@ def test_no_example_sees_another(kind: str, packed: bool, lengths: list[int]) ->
 def test_that_would_be_noticed(kind: str) -> None:
     """With positions that go on, or attention to what stands before, states differ by far more than rounding."""
     model, batch = MODELS[kind], examples([5, 3, 2])
-    layout = lay_out(batch["ids"], batch["length"], packed=True)
+    layout = lay_out(batch["ids"], batch["length"], RowShape(0))
     with torch.no_grad():
         mixed = hidden_states(model, layout._replace(positions=None)).flatten(0, 1)
     differences = [

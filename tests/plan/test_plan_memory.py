@@ -12,6 +12,7 @@ from check_helpers import run_of
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
 from cavesson.data.prompts import load_prompts
+from cavesson.models.parts import row_shape
 from cavesson.models.policy import build_learner
 from cavesson.models.tiny import tiny_model
 from cavesson.plan.heap import Heap, has_glibc
@@ -25,6 +26,7 @@ import memory as benchmark
 
 WEIGHTS = sum(p.numel() for p in tiny_model().parameters())
 GPU = Place(is_cpu=False)
+SHAPE = row_shape(tiny_model().config)
 _KNOWN: dict[str, Memory] = {}
 """Predictions that several tests need; those of a model in a folder of a test are its own."""
 MANY = LargestRollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
@@ -216,7 +218,7 @@ def test_raft_learns_from_one_of_k_responses(
 
 def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     run = run_of("sft", tmp_path, batch_size=4, update__layout="padded")
-    largest = largest_sequences(run, run.examples(tokenizer))
+    largest = largest_sequences(run, run.examples(tokenizer), SHAPE)
     # The longest is "Some third prompt is here." and its end token; each has 9 learned tokens, " is here." and the end.
     assert (largest.rows, largest.width, largest.packed, largest.learned) == (4, 27, False, 40)
 
@@ -229,7 +231,7 @@ def test_every_algorithm_of_examples(tmp_path: Path, tokenizer: PreTrainedTokeni
     seen = {}
     for command, folder in (("sft", tmp_path), ("dpo", tmp_path / "pairs"), ("reward-model", tmp_path / "pairs")):
         run = run_of(command, folder, batch_size=4)
-        largest = largest_sequences(run, run.examples(tokenizer))
+        largest = largest_sequences(run, run.examples(tokenizer), SHAPE)
         assert largest.packed == (command != "sft")  # its examples are of about the same length
         seen[command] = example_memory(run, largest, tokenizer, run.makes_classifier, GPU)
     assert seen["sft"].stays["weights"] == seen["dpo"].stays["weights"] == 4 * WEIGHTS

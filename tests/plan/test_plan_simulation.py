@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.prompts import load_prompts
+from cavesson.models.parts import row_shape
+from cavesson.models.tiny import tiny_model
 from cavesson.ops import chunks
 from cavesson.ops.chunks import CHUNK, visiting
 from cavesson.ops.head import Head
@@ -26,11 +28,15 @@ from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.simulation import Simulation, learned_from
 from cavesson.types import Batch
 
+SHAPE = row_shape(tiny_model().config)
+
 
 def predicted(command: str, folder: Path, tokenizer: PreTrainedTokenizerBase, processes: int, changes: Any) -> Memory:
     run, place = run_of(command, folder, **changes), Place(processes, is_cpu=False)
     if command == "sft":
-        return example_memory(run, largest_sequences(run, run.examples(tokenizer), processes), tokenizer, False, place)
+        return example_memory(
+            run, largest_sequences(run, run.examples(tokenizer), SHAPE, processes), tokenizer, False, place
+        )
     return rollout_memory(run, largest_rollouts(run, load_prompts(run.data, tokenizer), processes), tokenizer, 0, place)
 
 

@@ -70,7 +70,7 @@ def recordings(folder: Path, case: Case, place: Path) -> Iterator[tuple[str, Run
         if way in FORMATS:
             run = place / way
             if case.trainer == "ppo" and way == "completions":
-                import_run(folder / way, run, "plain", PPO_COLUMNS)
+                import_run(folder / way, run, "plain", PPO_COLUMNS, held_out=True)
             else:
                 import_run(folder / way, run, FORMATS[way])
         yield way, cavesson.open(run)

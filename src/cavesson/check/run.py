@@ -26,7 +26,7 @@ from cavesson.integrations.trackers import require
 from cavesson.memory import resident
 from cavesson.models.device_memory import total_memory
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
-from cavesson.models.parts import trunk
+from cavesson.models.parts import row_shape, trunk
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
 from cavesson.plan.recipe import Planned
@@ -192,7 +192,7 @@ class _Check:
             examples = settings.examples(self.tokenizer)
             kind = Pair if settings.learns_pairs else Demonstration
             yield from check_examples(settings, examples, kind)
-            self.largest = largest_sequences(settings, examples)
+            self.largest = largest_sequences(settings, examples, row_shape(self.config))
             longest = self.largest.width
         yield from check_tokens(settings, self.tokenizer, self.config, longest)
         saved = self.learns if self.settings.model.lora else self.weights

@@ -318,6 +318,9 @@ def import_(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to write; it must not exist.")],
     format: Annotated[str | None, typer.Option(help="Format of the source. Default: detected.")] = None,
     maps: Annotated[list[str] | None, typer.Option("--map", help="NAME=COLUMN: the source's name of a column.")] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="All responses are to held-out prompts, not to those of training.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep reading while files are written, until Ctrl-C.")
     ] = False,
@@ -332,7 +335,7 @@ def import_(
     if not follow:
         if until_idle is not None:
             raise UserError("--until-idle has no effect without --follow")
-        _print_import(import_run(source, run, format, columns), run)
+        _print_import(import_run(source, run, format, columns, held_out), run)
         return
     name = escape(visible(str(source)))
     with console(stderr=True).status(f"following {name}; Ctrl-C stops it") as status:
@@ -340,7 +343,7 @@ def import_(
         def progress(rollouts: int, rejected: int) -> None:
             status.update(f"following {name}: {counted(rollouts, 'rollout')}, {rejected:,} rejected; Ctrl-C stops it")
 
-        report = follow_run(source, run, format, columns, until_idle, progress)
+        report = follow_run(source, run, format, columns, held_out, until_idle, progress)
     _print_import(report, run)
 
 

@@ -20,6 +20,7 @@ from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Array, Series, series
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
+from cavesson.record.splits import is_held_out
 
 CHANCE = 0.01
 """Level of the tests on a whole run."""
@@ -184,13 +185,21 @@ class RunData:
         return series(np.zeros(0), np.zeros(0))
 
     @cached_property
+    def only_held_out(self) -> bool:
+        """Whether another trainer's record has held-out rollouts only: these are judged, as far as they can be."""
+        split = self.run.rows(["split"])["split"]
+        return not self.own and len(split) > 0 and bool(pc.all(is_held_out(split)).as_py())
+
+    @cached_property
     def _rollouts(self) -> tuple[Rows, Rows]:
-        """The rollouts that were trained on, and the held-out ones."""
+        """The rollouts to judge, which are those that were trained on if there are any, and the held-out ones."""
         table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
         if "rows" not in self.sees:
             table = table.slice(0, 0)
-        held_out = pc.fill_null(pc.equal(table["split"], "eval"), False)
         derived = self._columns("rows")
+        if self.only_held_out:
+            return Rows(table, derived=derived), Rows(table.slice(0, 0), derived=derived)
+        held_out = is_held_out(table["split"])
         return Rows(table, pc.invert(held_out), derived), Rows(table, held_out, derived)
 
     def _columns(self, kind: str) -> Lookup:
@@ -198,17 +207,17 @@ class RunData:
 
     @property
     def rows(self) -> Rows:
-        """The rollouts that were trained on, without texts."""
+        """The rollouts that were trained on, without texts; the held-out ones if the record has no others."""
         return self._rollouts[0]
 
     @property
     def evaluation(self) -> Rows:
-        """The held-out rollouts, without texts."""
+        """The held-out rollouts beside ``rows``, without texts."""
         return self._rollouts[1]
 
     @cached_property
     def sample(self) -> Sample:
-        """A sample of the rollouts that were trained on, with texts and tokens."""
+        """A sample of ``rows``, with texts and tokens."""
         ahead = bool(self._setting("config.sampling.max_staleness"))
         return take_sample(self.run, self.rows, (self._columns("rows"), self._columns("tokens")), ahead)
 

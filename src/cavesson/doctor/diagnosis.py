@@ -20,6 +20,7 @@ from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
 NOTHING = Phrase("the run has nothing to measure")
+HELD_OUT = Phrase("judges what training samples; this record has held-out responses only")
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         )
     if rule.algorithms == ("ppo",) and data.algorithm is None and _has_no_critic(data):
         return because("applies to PPO; here, all tokens of a response have the same advantage")
+    if rule.training_only and data.only_held_out:
+        return Skipped(rule.name, rule.number, HELD_OUT, undecided=True)
     missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]
     if missing:
         could = [recordable(need, data.recorded) for need in missing]

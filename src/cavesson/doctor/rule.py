@@ -56,6 +56,8 @@ class Rule:
     """Where it applies; empty: everywhere, including records that do not name their algorithm."""
     windows: bool = False
     """Whether it is applied to the latest parts of a run, too, each as if the run had begun there."""
+    training_only: bool = False
+    """Whether it judges what training samples: held-out responses are not learned from, and often greedy."""
     settings: Settings = field(default_factory=dict)
     """What ``fix`` says as settings, if they can end the problem; those that a run lacks do not count."""
 
@@ -75,6 +77,7 @@ def rule(
     min_steps: int = 1,
     algorithms: Iterable[str] = (),
     windows: bool = False,
+    training_only: bool = False,
     settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
     """Create a rule from a function, named after it with hyphens; for the arguments, see ``Rule`` and ``Texts``.
@@ -115,6 +118,7 @@ def rule(
             min_steps=min_steps,
             algorithms=tuple(algorithms),
             windows=windows,
+            training_only=training_only,
             settings=settings or {},
         )
 

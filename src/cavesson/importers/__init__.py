@@ -26,7 +26,11 @@ __all__ = ["FORMATS", "ImportReport", "follow_run", "import_run"]
 
 
 def import_run(
-    source: Path | str, run: Path | str, format: str | None = None, columns: Mapping[str, str] | None = None
+    source: Path | str,
+    run: Path | str,
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    held_out: bool = False,
 ) -> ImportReport:
     """Import another tool's rollouts into a new run folder, which appears complete at the end or not at all.
 
@@ -39,13 +43,14 @@ def import_run(
         run: Run folder to write; must not exist or must be empty.
         format: A name in ``FORMATS``; if None, detected from the first records.
         columns: Column of the record → column of the source, for a table in none of the formats.
+        held_out: Whether all responses are to held-out prompts, so that training did not learn from them.
 
     Raises:
         UserError: ``source`` does not exist, matches no known format or more than one, or contains no readable
             rollout; or ``run`` exists and is not empty.
     """
     source = Path(source)
-    return read_once(source, Path(run), _format(source, format, columns))
+    return read_once(source, Path(run), _format(source, format, columns, held_out))
 
 
 def follow_run(
@@ -53,6 +58,7 @@ def follow_run(
     run: Path | str,
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
+    held_out: bool = False,
     until_idle: float | None = None,
     progress: Callable[[int, int], None] = lambda rollouts, rejected: None,
 ) -> ImportReport:
@@ -65,6 +71,7 @@ def follow_run(
         run: As for ``import_run``.
         format: As for ``import_run``.
         columns: As for ``import_run``.
+        held_out: As for ``import_run``.
         until_idle: Stop after this many idle seconds; None = never.
         progress: Called after every poll with the number of rollouts and of rejected records so far.
 
@@ -72,10 +79,15 @@ def follow_run(
         UserError: As for ``import_run``, or a file was rewritten while it was followed.
     """
     source = Path(source)
-    return follow(source, Path(run), _format(source, format, columns), until_idle, progress)
+    return follow(source, Path(run), _format(source, format, columns, held_out), until_idle, progress)
 
 
-def _format(source: Path, name: str | None, columns: Mapping[str, str] | None) -> Format:
+def _format(source: Path, name: str | None, columns: Mapping[str, str] | None, held_out: bool) -> Format:
+    format = _of_training(source, name, columns)
+    return format.held_out() if held_out else format
+
+
+def _of_training(source: Path, name: str | None, columns: Mapping[str, str] | None) -> Format:
     if not source.exists():
         raise UserError(f"{source} does not exist")
     if name is not None and name not in FORMATS:

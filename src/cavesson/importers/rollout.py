@@ -1,11 +1,12 @@
 """What every format returns for a record: its rollouts, or the reason why it has none."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cavesson.importers.packing import Values
+from cavesson.record.splits import HELD_OUT
 
 if TYPE_CHECKING:
     from cavesson.importers.prime_annotations import Annotations
@@ -59,3 +60,12 @@ class Format:
     """Whether the folder holds one file per process."""
     annotations: "Callable[[], Annotations] | None" = None
     """What is written about records after them, in separate files; None = nothing."""
+
+    def held_out(self) -> "Format":
+        """Return the same format for files with responses to held-out prompts."""
+
+        def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
+            for found in self.rollouts(record, place):
+                yield found._replace(row=found.row | {"split": HELD_OUT})
+
+        return replace(self, rollouts=rollouts)

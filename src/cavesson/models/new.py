@@ -31,6 +31,17 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
     """Build a Llama with random weights, drawn from PyTorch's global generator.
 
     Raises:
+        UserError: as in `new_config`.
+    """
+    model: PreTrainedModel = LlamaForCausalLM(new_config(settings, tokenizer))
+    cast_weights(model, DTYPES[settings.dtype])
+    return prepare(model)
+
+
+def new_config(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    """Return the config of a new model.
+
+    Raises:
         UserError: the hidden size is not a multiple of twice the number of heads.
     """
     sizes = settings.new
@@ -39,7 +50,7 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
         raise UserError(
             f"model.new: hidden_size {sizes.hidden_size} must be a multiple of twice the heads ({sizes.heads})"
         )
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,
         intermediate_size=-(-sizes.hidden_size * 8 // 3 // 32) * 32,  # 3 matrices, as large as 2 of 4 · hidden
@@ -52,6 +63,3 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
     )
-    model: PreTrainedModel = LlamaForCausalLM(config)
-    cast_weights(model, DTYPES[settings.dtype])
-    return prepare(model)

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from cavesson.errors import UserError, first_line
 from cavesson.ops.head import Head, head_logits
+from cavesson.ops.packing import RowShape
 
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Fields of configs that bound the logits."""
@@ -82,6 +83,17 @@ def position_limit(config: PretrainedConfig) -> int | None:
     if most <= 0 or "factor" not in rope:
         return most if most > 0 else None
     return max(most, int(rope["factor"] * (rope.get("original_max_position_embeddings") or most)))
+
+
+def row_shape(config: PretrainedConfig) -> RowShape:
+    """Return what rows of several examples may look like, and what their width costs.
+
+    Per token and layer, a transformer of hidden size H multiplies by about 12·H² weights, and attention by 2·H numbers
+    for each token in the row. Attention in chunks counts them from the start of the row, so that a row has one chunk.
+    """
+    text = config.get_text_config()
+    limits = [position_limit(config), getattr(text, "attention_chunk_size", None)]
+    return RowShape(6 * text.hidden_size, min((limit for limit in limits if limit), default=None))
 
 
 def output_head(model: nn.Module) -> Head:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from cavesson.errors import UserError
 from cavesson.models.mapped import is_mapped
-from cavesson.models.parts import causal, check_head, output_head, probe_ids, trunk
+from cavesson.models.parts import causal, check_head, output_head, probe_ids, row_shape, trunk
 from cavesson.ops.logprobs import token_logprobs
-from cavesson.ops.packing import pack
+from cavesson.ops.packing import RowShape, pack, width_of
 from cavesson.types import Batch, PairScores, Scores, stacked
 
 
@@ -29,14 +29,14 @@ class Layout(NamedTuple):
     """`[B, L]`: the index in the flattened rows of every token; 0 on padding"""
 
 
-def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
-    """Arrange examples `[B, L]` of the given lengths `[B]` in rows as wide as the longest of them."""
-    if not packed:
+def lay_out(ids: Tensor, length: Tensor, shape: RowShape | None) -> Layout:
+    """Arrange examples `[B, L]` of the given lengths `[B]` in rows of this shape; None = in a row each."""
+    if shape is None:
         place = torch.arange(ids.numel(), device=ids.device).view_as(ids)
         return Layout(ids, None, place)
     lengths = length.tolist()
-    rows = pack(lengths, max(lengths))
-    width = max(lengths)
+    rows = pack(lengths, shape)
+    width = width_of(lengths, rows)
     flat = torch.zeros(len(rows) * width, dtype=ids.dtype)
     positions = torch.zeros_like(flat)
     place = torch.zeros(ids.shape, dtype=torch.long)
@@ -52,9 +52,8 @@ def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
         positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
     inside = _inside(place, length.cpu())
     flat[place[inside]] = ids.cpu()[inside]
-    shape = (len(rows), width)
-    several = positions.view(shape) if len(rows) < len(lengths) else None
-    on_device = [x if x is None else x.to(ids.device) for x in (flat.view(shape), several, place)]
+    several = positions.view(len(rows), width) if len(rows) < len(lengths) else None
+    on_device = [x if x is None else x.to(ids.device) for x in (flat.view(len(rows), width), several, place)]
     return Layout(*on_device)  # type: ignore[arg-type]
 
 
@@ -74,7 +73,8 @@ class SequencePolicy(nn.Module):
         self, model: nn.Module, packed: bool, disturb: Callable[[Tensor, Layout, Batch], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.model, self.packed, self.disturb = model, packed, disturb
+        self.model, self.disturb = model, disturb
+        self.shape = row_shape(causal(model).config) if packed else None
         self.eval()  # disables all randomness, see `Policy`
         if not is_mapped(model):
             self.check()
@@ -86,13 +86,13 @@ class SequencePolicy(nn.Module):
             UserError: it is not.
         """
         check_head(self.model)
-        if self.packed:
+        if self.shape is not None:
             check_packing(self.model)
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
         inside = batch["mask"] > 0
-        layout = lay_out(batch["ids"], batch["length"], self.packed)
+        layout = lay_out(batch["ids"], batch["length"], self.shape)
         states = self._states(layout, batch)
         # A token is predicted from the state of the token before it; the first one of an example is never learned.
         states = states.flatten(0, 1)[layout.place[inside] - 1]
@@ -129,7 +129,8 @@ class RewardModel(nn.Module):
 
     def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
-        self.model, self.packed = model, packed
+        self.model = model
+        self.shape = row_shape(causal(model).config) if packed else None
         self.eval()  # disables all randomness, see `Policy`
         if not is_mapped(model):
             self.check()
@@ -140,7 +141,7 @@ class RewardModel(nn.Module):
         Raises:
             UserError: it is not.
         """
-        if self.packed and hasattr(causal(self.model), "score"):
+        if self.shape is not None and hasattr(causal(self.model), "score"):
             check_packing(self.model)
 
     def forward(self, batch: Batch) -> PairScores:
@@ -152,7 +153,7 @@ class RewardModel(nn.Module):
             attention = _inside(both["ids"], both["length"]).long()
             rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
         else:
-            layout = lay_out(both["ids"], both["length"], self.packed)
+            layout = lay_out(both["ids"], both["length"], self.shape)
             states = hidden_states(self.model, layout).flatten(0, 1)
             last = layout.place.gather(1, last_token(both, classifier.config.pad_token_id)[:, None]).squeeze(1)
             rewards = head(states[last])
@@ -178,7 +179,7 @@ def check_packing(model: nn.Module) -> None:
     ids = probe_ids(model, 12).view(3, 4)
     length = torch.tensor([4, 2, 2], device=inner.device)
     inside = _inside(ids, length)
-    packed, alone = (lay_out(ids, length, packed) for packed in (True, False))
+    packed, alone = (lay_out(ids, length, shape) for shape in (RowShape(0), None))
     seen, expected = (hidden_states(model, x).flatten(0, 1)[x.place[inside]].float() for x in (packed, alone))
     # bfloat16 has 8 significant bits, float32 has 24.
     tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3

@@ -9,7 +9,7 @@ import torch
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.data.examples import Examples, PairTokens, Tokens
 from cavesson.data.prompts import PromptSet
-from cavesson.ops.packing import pack
+from cavesson.ops.packing import RowShape, pack, width_of
 from cavesson.types import Batch
 
 _MAX_STEPS = 1000
@@ -114,14 +114,23 @@ def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
     return max(len(prompts.ids[index]) for index in set(used))
 
 
-def largest_sequences(settings: ExampleRun, examples: Examples[Any], processes: int = 1) -> LargestSequences:
-    """Return the micro-batch of the run, over all processes, with the most tokens, padding included."""
-    batch, layout = settings.batch_size, settings.update.layout
+def largest_sequences(
+    settings: ExampleRun, examples: Examples[Any], shape: RowShape, processes: int = 1
+) -> LargestSequences:
+    """Return the micro-batch of the run, over all processes, with the most tokens, padding included.
+
+    Args:
+        settings: the run.
+        examples: what it learns from.
+        shape: of packed rows.
+        processes: number of processes.
+    """
+    batch, packed = settings.batch_size, shape if settings.update.layout == "packed" else None
     share = math.ceil(batch / processes)
     at_once = min(settings.update.micro_batch_size or share, share)
     steps = min(settings.steps_over(examples.train.size) or _MAX_STEPS, _MAX_STEPS)
     found = [
-        (_sequences(part, layout, math.ceil(share / at_once)), part)
+        (_sequences(part, packed, math.ceil(share / at_once)), part)
         for step in range(steps)
         for part in _split(settings, examples.train.take(step * batch, batch), at_once, processes)
     ]
@@ -144,10 +153,9 @@ def _split(settings: ExampleRun, batch: Sequence[Any], at_once: int, processes: 
         yield from (mine[start : start + at_once] for start in range(0, len(mine), at_once))
 
 
-def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> LargestSequences:
+def _sequences(examples: Sequence[Tokens | PairTokens], packed: RowShape | None, passes: int) -> LargestSequences:
     parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
-    rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
-    return LargestSequences(
-        Batch({}), rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes
-    )
+    rows = [[index] for index in range(len(lengths))] if packed is None else pack(lengths, packed)
+    learned = sum(sum(part.learn) for part in parts)
+    return LargestSequences(Batch({}), len(rows), width_of(lengths, rows), len(rows) < len(lengths), learned, passes)

@@ -12,6 +12,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.data.prompts import load_prompts
 from cavesson.errors import UserError
 from cavesson.models.load import with_pad_token
+from cavesson.models.parts import row_shape
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.devices import Device
 from cavesson.plan.largest import largest_rollouts, largest_sequences, learned_rows
@@ -19,7 +20,7 @@ from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.recipe import Planned
-from cavesson.plan.skeleton import bytes_of, skeleton
+from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
 
@@ -84,7 +85,8 @@ class Predictor:
                 times |= vllm_times(settings, rollouts, memory, self.device, self.processes)
             overlaps = settings.sampling.max_staleness > 0
         else:
-            sequences = largest_sequences(settings, self.data, self.processes)
+            shape = row_shape(trained_config(settings.model, self.tokenizer))
+            sequences = largest_sequences(settings, self.data, shape, self.processes)
             memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
             times, overlaps = example_times(settings, sequences, memory, self.device, self.processes), False
         return Prediction(memory, times, overlaps, tuple(limits(settings, memory, self.device)))

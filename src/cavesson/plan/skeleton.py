@@ -21,7 +21,7 @@ from transformers import (
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.load import DTYPES, model_folder, prepare, resolve
-from cavesson.models.new import new_model
+from cavesson.models.new import new_config, new_model
 from cavesson.models.policy import recompute_layers, with_adapters
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.tiny import tiny_model
@@ -45,6 +45,11 @@ def config_of(settings: StartSettings) -> PretrainedConfig:
     """
     start = start_of(settings)
     return copy.deepcopy(_read_config(start.path, start.gguf_file))
+
+
+def trained_config(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    """Return the config of the trained model, which may be a new one with the vocabulary of the tokenizer."""
+    return config_of(settings) if settings.new is None else new_config(settings, tokenizer)
 
 
 @lru_cache  # reading the config of a GGUF file takes seconds

@@ -50,7 +50,7 @@ def _numbered(sample: Sample) -> Array:
 )
 def end_tokens(data: "RunData") -> Found:
     sample = data.sample
-    named = named_ends(sample)
+    named = named_ends(data)
     if len(named):
         return {"info.eos_token_ids": named.astype(int).tolist()}
     last, shorter = _last_token(sample), _shorter(sample)
@@ -66,10 +66,12 @@ def end_tokens(data: "RunData") -> Found:
     return {"info.eos_token_ids": found}
 
 
-def named_ends(sample: Sample) -> Array:
-    """Return the tokens whose text is that of an end token; none if the record has no texts of tokens."""
+def named_ends(data: "RunData") -> Array:
+    """Return the tokens with the name of an end token, by their texts or the vocabulary; none if neither is known."""
+    sample = data.sample
     if not sample.recorded("token"):
-        return np.zeros(0)
+        ids = np.unique(sample["token_id"][np.isfinite(sample["token_id"])])
+        return ids[[name.lower() in NAMES for name in data.run.token_strings(ids.astype(int).tolist())]]
     texts = sample.column("token").combine_chunks().dictionary_encode()
     ends = [number for number, text in enumerate(texts.dictionary.to_pylist()) if text and text.lower() in NAMES]
     return np.unique(sample["token_id"][np.isin(texts.indices.to_numpy(zero_copy_only=False), ends)])

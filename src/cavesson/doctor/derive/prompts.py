@@ -1,4 +1,4 @@
-"""Groups of the rollouts that were trained on, from the texts of the prompts; held-out ones have none (NaN)."""
+"""Groups of the rollouts that are judged, from the texts of the prompts; others have none (NaN)."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from cavesson.doctor.derive.derivation import Found, derivation
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.record.keys import rollout_keys
-from cavesson.record.splits import of_split
+from cavesson.record.splits import HELD_OUT, of_split
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @derivation(gives=["rows.group"], needs=["rows.prompt"], how="equal prompts")
 def equal_prompts(data: "RunData") -> Found:
-    table = of_split(data.run.rows(["step", "sample", "split", "prompt"]), "train")
+    judged = HELD_OUT if data.only_held_out else "train"
+    table = of_split(data.run.rows(["step", "sample", "split", "prompt"]), judged)
     prompts = table["prompt"].combine_chunks().dictionary_encode()
     if len(prompts.dictionary) < 2:
         return None  # no prompts are known, as in a log of texts that begin with them

@@ -54,6 +54,7 @@ def distinct(rows: Rows) -> Series:
     number=57,
     needs=["rows.entropy|tokens.logprob|steps.policy/entropy", "rows.reward"],
     min_steps=10,
+    training_only=True,
     title="The entropy has collapsed",
     cause="The policy's entropy fell from {before} to {seen} nats per token while the reward no longer rises: the "
     "policy no longer explores, so it learns nothing new.",
@@ -88,6 +89,7 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     number=58,
     needs=["rows.entropy|tokens.logprob|steps.policy/entropy"],
     min_steps=10,
+    training_only=True,
     title="The entropy explodes",
     cause="The policy's entropy is {seen} nats per token ({before} at the start): {what}.",
     healthy="entropy per token, in nats: below {factor} times its start (with a small vocabulary: nearer to its start "
@@ -138,6 +140,7 @@ def _uniform(data: RunData) -> float:
     number=59,
     needs=["rows.response"],
     min_steps=8,
+    training_only=True,
     title="The responses lose variety",
     cause="The share of distinct word pairs falls from {before} to {seen}: the policy says the same things in the same "
     "words.",
@@ -159,6 +162,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     number=60,
     needs=["rows.prompt", "rows.response"],
     min_steps=8,
+    training_only=True,
     title="The responses no longer depend on the prompt",
     cause="In the last steps, two responses to different prompts are as similar ({other}) as two responses to the same "
     "prompt ({same}), unlike at the start.",
@@ -225,6 +229,7 @@ def _alike(responses: list[set[str]], i: int, j: int) -> float:
     number=62,
     needs=["rows.reward", "rows.group", "steps.optim/grad_norm"],
     min_steps=20,
+    training_only=True,
     title="Echo trap: the rewards become alike, then the gradient spikes",
     cause="The standard deviation of the rewards within a prompt fell to {seen} of its start, and gradient spikes "
     "follow from step {step} on.",
@@ -256,6 +261,7 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     number=63,
     needs=["rows.reward", "rows.length", "rows.kl_k1", "tokens.logprob"],
     min_steps=15,
+    training_only=True,
     title="The policy settles into one pattern",
     cause="Reward, length and KL rise together while the responses become more and more predictable (−log π {before} → "
     "{seen} nats per token): the policy repeats one safe form.",

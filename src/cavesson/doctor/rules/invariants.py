@@ -226,6 +226,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     number=10,
     needs=["tokens.token_id", "info.eos_token_ids", "tokens.logprob"],
     severity="error",
+    training_only=True,
     title="Tokens after the end of the response are trained on",
     cause="{seen} of the trained tokens come after an end token: the mask keeps padding (which may be the end token "
     "itself), or text that the policy did not write.",
@@ -241,7 +242,7 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
     behind = _behind(sample, ends)
     if not data.recorded("info.eos_token_ids"):  # a token that ends nearly all responses may stand inside of a few
         behind &= np.isin(sample["token_id"], padding_of(sample))
-        behind |= _behind(sample, named_ends(sample))
+        behind |= _behind(sample, named_ends(data))
     undecided = None if data.own else MASK_OF_LOSS
     if not _marks_turns(data) and _end_again(sample, ends, behind):
         behind, undecided = behind & _filled(sample, ends), MAYBE_TURNS
@@ -298,6 +299,7 @@ def _filled(sample: Sample, ends: Array) -> Array:
     number=11,
     needs=["rows.prompt", "rows.response"],
     severity="error",
+    training_only=True,
     title="Processes or responses of a group share random numbers",
     cause="{seen} of {what}: every process, or every response of a group, uses the same seed.",
     healthy="share of improbable responses that equal another one to the same prompt word for word: below {limit}; if "

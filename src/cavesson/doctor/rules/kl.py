@@ -52,6 +52,7 @@ def _noise(data: RunData, points: Series) -> Array:
     needs=[LOGGED],
     severity="error",
     min_steps=3,
+    training_only=True,
     title="The KL to the reference is negative",
     cause="The estimated KL is {seen} nats per response and stays below 0 (in {share} of the steps since). A true KL "
     "cannot be negative: the responses were not sampled from the distribution that scores them, and the penalty then "

@@ -122,6 +122,7 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
     recorded=["rows.finish_reason", "info.eos_token_ids"],
     severity="error",
     min_steps=5,
+    training_only=True,
     title="The end token is not trained on",
     cause="In {seen} of the finished responses, the end token is not trained on: the mask drops it together with the "
     "padding, and the policy never learns to stop.",
@@ -149,6 +150,7 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     number=67,
     needs=["rows.length|rows.characters"],
     min_steps=8,
+    training_only=True,
     title="The responses shrink to almost nothing",
     cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, a biased critic or a negative KL "
     "favours short responses.",
@@ -192,6 +194,7 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     number=51,
     needs=["rows.reward", "rows.length|rows.characters"],
     min_steps=8,
+    training_only=True,
     title="The reward favours length",
     cause="Within a step, length and reward are correlated (Spearman {seen}), and the responses grew from {before} to "
     "{after} {unit}: the policy gains reward by length.",
@@ -232,6 +235,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     needs=["rows.reward", "rows.length|rows.characters"],
     min_steps=20,
     algorithms=["grpo"],
+    training_only=True,
     title="Bad responses grow longer",
     cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: if each response's loss is "
     "divided by its length, long mistakes are cheap.",

@@ -149,6 +149,7 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
     number=50,
     needs=["rows.response", "rows.reward"],
     min_steps=8,
+    training_only=True,
     title="A pattern that the reward favours spreads",
     cause="`{pattern}` occurs in {after} of the last responses and in {before} of the first. Responses with it get a "
     "reward that is {lift} standard deviations higher, and the pattern explains {seen} of the variance: the policy "

@@ -18,6 +18,7 @@ from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, l
     number=61,
     needs=["rows.repetition|rows.response"],
     min_steps=5,
+    training_only=True,
     title="The responses repeat themselves",
     cause="{seen} {what}, {before} at the start: the policy repeats itself in loops.",
     healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "

@@ -35,6 +35,7 @@ USED = 1e-3
     number=45,
     needs=["rows.reward", "rows.group", "rows.response"],
     min_steps=2,
+    training_only=True,
     title="The reward depends on the prompt, not on the response",
     cause="{seen} of the variance of the reward is between prompts, not between the responses to the same prompt: what "
     "the policy does hardly matters.",
@@ -114,6 +115,7 @@ def _between(key: Array, value: Array) -> tuple[float, float, float]:
     number=46,
     needs=["rows.reward", "rows.group"],
     algorithms=["grpo", "rloo"],
+    training_only=True,
     title="All rewards in a group are equal",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "only from the other groups.",
@@ -316,6 +318,7 @@ def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:
     number=54,
     needs=["rows.reward", "steps.text/distinct_2|rows.response"],
     min_steps=12,
+    training_only=True,
     title="One kind of response exhausts the reward",
     cause="The reward stays at {seen}, its standard deviation within a step has shrunk to {share} of the start, and "
     "the responses look alike (distinct word pairs {before} → {after}).",

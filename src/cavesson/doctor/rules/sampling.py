@@ -90,6 +90,7 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     number=13,
     needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
     severity="error",
+    training_only=True,
     title="Responses are sampled from a filtered distribution but scored with the full one",
     cause="top-k or top-p cut off the tail during sampling{setting}, but the trainer scores without the cut: sampled "
     "tokens are {gap} nats per token more likely than they should be on average. The KL estimate falls below the true "
@@ -168,6 +169,7 @@ def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float
     number=15,
     needs=["tokens.logprob", "rows.length"],
     severity="error",
+    training_only=True,
     title="Responses are not allowed to end early",
     cause="No response is shorter than {least} tokens, and {pile} of them end exactly there{setting}: the end token is "
     "forbidden during sampling but scored as if it were allowed. Each forbidden end lowers the KL estimate.",
@@ -263,6 +265,7 @@ def _short_gone_since(rows: Rows) -> int | None:
     number=16,
     needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
     severity="error",
+    training_only=True,
     title="Padding is counted in the KL",
     cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is the value "
     "that results when masked tokens are counted too ({all}).",

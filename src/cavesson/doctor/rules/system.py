@@ -60,6 +60,7 @@ def _probable(data: RunData) -> Array:
     needs=["rows.reward", "rows.group"],
     min_steps=10,
     algorithms=["grpo", "rloo"],
+    training_only=True,
     title="The prompts are exhausted",
     cause="In {share} of the groups all responses now get the same high reward ({before} at the start): these prompts "
     "have nothing left to teach.",

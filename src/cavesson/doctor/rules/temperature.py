@@ -28,6 +28,7 @@ MIN_TOKENS = 400
     number=14,
     needs=["tokens.logprob", "tokens.entropy"],
     severity="error",
+    training_only=True,
     title="The sampling temperature is missing in the scores",
     cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer use different "
     "distributions, so the ratio and the KL estimate are right for neither.",

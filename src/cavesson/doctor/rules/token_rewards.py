@@ -7,7 +7,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
-from cavesson.doctor.derive.penalty import MATCHED, clear, of_advantages
+from cavesson.doctor.derive.penalty import MATCHED, ROUNDED, clear, least_deviations, of_advantages
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import mean_of
 from cavesson.doctor.readings import exceeds
@@ -19,6 +19,7 @@ from cavesson.doctor.series import (
     Series,
     earliest,
     mean_by_step,
+    series,
     since,
     slope_by_step,
     standard_error,
@@ -31,6 +32,10 @@ CLEAR = 3.0
 """Standard errors by which the coefficient of the penalty must be off."""
 MIN_STEPS = 3
 """Steps whose advantages show the coefficient of the penalty."""
+MIN_INNER = 50
+"""Tokens of a step that show how its rewards were whitened."""
+SCALE = 0.002
+"""Relative error with which they must show it."""
 
 
 @rule(
@@ -215,13 +220,9 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
 )
 def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 0.05) -> Reading | None:
     sample, reward = data.sample, data.sample["token_reward"]
-    if not are_white(sample):
+    points = _means_in_errors(data)
+    if not len(points):
         return None
-    # TRL whitens the token behind the last one, too. Without a shift, rewards keep their mean: r/σ + μ·(1 − 1/σ).
-    whitened = (sample.trained | sample.behind) & np.isfinite(reward)
-    points = mean_by_step(sample.step[whitened], reward[whitened])
-    count = np.unique(sample.step[whitened], return_counts=True)[1]
-    points = Series(points.step, np.abs(points.value) * np.sqrt(count))  # the variance is 1
     bad = points.value < exact
     first = since(points, bad, 3)
     inner = float(np.median(reward[sample.trained & ~sample.last]))
@@ -230,3 +231,49 @@ def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 
     curve = Curve(points, low=exact, name=Phrase("mean of the whitened token rewards, in standard errors"))
     evidence = data.step_evidence(points.step[bad])
     return Reading(Share(bad.mean()), bool(bad.mean() > limit), first, evidence, {"effect": effect}, curve)
+
+
+def _means_in_errors(data: RunData) -> Series:
+    """Return how far the mean of the whitened token rewards of each step is from 0, in standard errors.
+
+    Without a shift, rewards keep their mean: r/σ + μ·(1 − 1/σ). TRL whitens the token behind the last one, too, on
+    which the score may be.
+    """
+    sample, reward = data.sample, data.sample["token_reward"]
+    whitened = (sample.trained | sample.behind) & np.isfinite(reward)
+    step, values = sample.step[whitened], reward[whitened]
+    if not are_white(sample):
+        if not recorded_white(data) or np.any(sample.behind & whitened):
+            return series(np.zeros(0), np.zeros(0))
+        more_steps, more = _scores_behind(data)
+        inside = np.isin(step, more_steps)
+        step, values = np.append(step[inside], more_steps), np.append(values[inside], more)
+    points, count = mean_by_step(step, values), np.unique(step, return_counts=True)[1]
+    return Series(points.step, np.abs(points.value) * np.sqrt(count))  # the variance is 1
+
+
+def _scores_behind(data: RunData) -> tuple[Array, Array]:
+    """Return the steps and the whitened rewards of tokens behind the last ones, which were not recorded.
+
+    The other tokens of a step show how it was whitened: w = a·r + c, where r is the penalty, and the score as well if
+    it is on the last token. If it is not, it is behind: a·score + c.
+    """
+    sample, white = data.sample, data.sample["token_reward"]
+    score = sample.rows.trained_reward[sample.line]
+    spent = -sample.rows["kl_coef"][sample.line] * penalty(data, sample)
+    known = sample.trained & np.isfinite(spent + white)
+    steps, behind = [np.zeros(0)], [np.zeros(0)]
+    for at in sample.rows.steps:
+        of_step = known & (sample.step == at)
+        inner, last = of_step & ~sample.last, of_step & sample.last
+        if inner.sum() < MIN_INNER:
+            continue
+        columns = np.stack([spent[inner], np.ones(inner.sum())], axis=1)
+        scale, offset = least_deviations(columns, white[inner])
+        if ROUNDED * abs(offset) >= SCALE * abs(scale) * np.std(spent[inner]) * np.sqrt(inner.sum()):
+            continue  # next to no penalty: its rounding hides the scale
+        with_score = scale * score[last]
+        lacks = np.abs(white[last] - scale * spent[last] - offset) < np.abs(with_score) / 2
+        steps.append(np.full(lacks.sum(), at))
+        behind.append(with_score[lacks] + offset)
+    return np.concatenate(steps), np.concatenate(behind)
