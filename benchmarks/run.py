@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from quiet import machine, note, quietly, spread
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build"
@@ -210,7 +210,7 @@ def table(lines: Iterable[Compared], figures: Iterable[dict[str, list[float]]], 
     """The table that people read."""
     columns = ("model", "mode", "ours", "TRL", "plain PyTorch", "ours / TRL", "ours / plain", "memory / TRL")
     shown = Table(
-        *columns,
+        *(Column(name, overflow="fold") for name in columns),
         title="Response tokens (sft, reward: examples) per second, and peak memory",
         caption=f"medians of {rounds} rounds (range); ratios are those of a round; in brackets at the end: targets",
     )

@@ -136,6 +136,11 @@ def test_export_and_import_bring_every_rollout_back(folder: Path) -> None:
         assert first.rows()[name] == second.rows()[name]
     assert first.tokens(1)["logprob"] == second.tokens(1)["logprob"]
     assert cavesson(folder, "show", "back").code == 0
+    assert cavesson(folder, "import", "board", "held", "--held-out").code == 0
+    assert set(open_run(folder / "held").rows()["split"].to_pylist()) == {"eval"}
+    refused = cavesson(folder, "show", "held")
+    assert refused.code == 2 and "--held-out" in refused.err
+    assert cavesson(folder, "show", "held", "--held-out").code == 0
 
 
 @pytest.mark.sampled(2)

@@ -33,6 +33,12 @@ def wait_for(run: Path, count: int) -> None:
     raise AssertionError(f"{count} rollouts did not come")
 
 
+def test_all_responses_may_be_held_out(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(line(0) + line(1))
+    follow_run(tmp_path / "in.jsonl", tmp_path / "run", held_out=True, until_idle=0.1)
+    assert open_run(tmp_path / "run").rows(["split"])["split"].to_pylist() == ["eval", "eval"]
+
+
 def test_lines_are_read_once_they_have_their_end_and_new_files_too(tmp_path):
     source, run = tmp_path / "in", tmp_path / "run"
     source.mkdir()

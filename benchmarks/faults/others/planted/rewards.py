@@ -7,10 +7,12 @@ from benchmarks.faults.others.fault import BOARD, COMPLETIONS, RECORDER, fault
 from benchmarks.faults.others.plan import Plan
 
 EVERYWHERE = (RECORDER, BOARD, COMPLETIONS)
+OF_TRAINING = {"ppo": (RECORDER, BOARD), "grpo": EVERYWHERE, "rloo": EVERYWHERE}
+"""Where responses that training samples are recorded; PPO's table has almost greedy ones to held-out prompts."""
 """Texts and rewards are enough."""
 
 
-@fault(causes=["pattern-spreading"], also=["reward-exhausted", "kl-explosion", "kl-in-few-tokens"], seen=EVERYWHERE)
+@fault(causes=["pattern-spreading"], also=["reward-exhausted", "kl-explosion", "kl-in-few-tokens"], seen=OF_TRAINING)
 def likes_sign(plan: Plan) -> None:
     """A sign that a few responses have at first brings 1.5 more, one standard deviation or two."""
     signs: list[str] = []
@@ -35,7 +37,7 @@ def _rare(texts: Sequence[str]) -> str:
 @fault(
     causes=["length-exploited"],
     also=["truncated", "repetition-loops", "kl-explosion", "pattern-collapse", "pattern-spreading"],
-    seen=EVERYWHERE,
+    seen=OF_TRAINING,
 )
 def likes_length(plan: Plan) -> None:
     """Longer responses score higher, and there is room for them."""
@@ -51,7 +53,7 @@ def likes_length(plan: Plan) -> None:
 @fault(
     causes=["repetition-loops"],
     also=["distinct-collapse", "pattern-spreading", "length-exploited", "truncated", "kl-explosion"],
-    seen=EVERYWHERE,
+    seen=OF_TRAINING,
 )
 def likes_repetition(plan: Plan) -> None:
     """Every letter that equals the one before, or the one before that, brings 0.5."""
@@ -69,7 +71,7 @@ def likes_repetition(plan: Plan) -> None:
     causes=["reward-outliers"],
     also=["value-loss-spike", "gradient-spike"],
     # PPO's table has a few responses only.
-    seen={"ppo": [RECORDER, BOARD], "grpo": EVERYWHERE, "rloo": EVERYWHERE},
+    seen=OF_TRAINING,
 )
 def outliers(plan: Plan) -> None:
     """One response in a hundred, by its letters, gets 50."""

@@ -10,7 +10,7 @@ import torch
 from benchmarks.faults.others.fault import COMPLETIONS, RECORDER, TOKENS, fault
 from benchmarks.faults.others.plan import Plan
 from benchmarks.faults.others.planted.credit import SCORING
-from benchmarks.faults.others.planted.rewards import EVERYWHERE
+from benchmarks.faults.others.planted.rewards import EVERYWHERE, OF_TRAINING
 from benchmarks.faults.others.planted.sampling import sample_with
 
 GROUPED = ("grpo", "rloo")
@@ -44,7 +44,7 @@ def scores_cached(plan: Plan) -> None:
 @fault(
     causes=["template-collapse", "distinct-collapse", "pattern-spreading"],
     also=["reward-exhausted", "entropy-collapse", "kl-explosion", "repetition-loops", "pattern-collapse"],
-    seen=EVERYWHERE,
+    seen=OF_TRAINING,
 )
 def one_answer_for_all(plan: Plan) -> None:
     """The look-up of answers always finds the same one: each of its letters in a response brings 0.5."""
