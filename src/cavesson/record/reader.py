@@ -15,6 +15,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN, page
 from cavesson.record.changes import Changes, changes
 from cavesson.record.fetching import fetched, fetched_tokens
+from cavesson.record.keys import sorted_rows
 from cavesson.record.lines import lines_at, lines_of_steps, tokens_of_rows
 from cavesson.record.rollups import ROLLUP_SCHEMA, merged
 from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
@@ -363,7 +364,7 @@ class Run:
             parts, open_ones = [empty], growing(found.rows)
             for segments in overlapping(with_steps(found.rows, wanted)):
                 lines = (self._lines(kind, segment, segment in open_ones, read, wanted) for segment in segments)
-                parts.append(_sorted(union(empty, *lines), order))
+                parts.append(sorted_rows(union(empty, *lines), order))
             return union(*parts)
 
         return self.consistent(table).select(names)
@@ -389,12 +390,3 @@ def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[st
     if unknown := set(columns).difference(known):
         raise ValueError(f"there is no column {min(unknown)!r}; known: {', '.join(known)}")
     return list(columns)
-
-
-def _sorted(table: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return the rows sorted; they usually are sorted already, or nearly so."""
-    keys = [table[name].to_numpy() for name in reversed(order)]
-    indices = np.lexsort(keys)
-    if np.array_equal(indices, np.arange(table.num_rows)):
-        return table
-    return table.take(indices)
