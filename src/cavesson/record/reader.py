@@ -161,7 +161,7 @@ class Run:
         Reads little more of the files than these tokens, and each part of a file once.
         """
         wanted = np.unique(np.array([(step << 32) + sample for step, sample in keys], np.int64))
-        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, wanted)), TOKEN_KEYS)
+        return sorted_rows(self.consistent(lambda found: fetched_tokens(self.storage, found, wanted)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
