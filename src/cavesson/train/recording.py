@@ -1,5 +1,6 @@
 """What a run records of its rollouts, and where: in its folder or at a URL, which may stop being reachable."""
 
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -64,8 +65,9 @@ def recorded_columns(rollouts: Rollouts) -> tuple[dict[str, Any], dict[str, Any]
     rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward") if name in rollouts.batch}
     versions = rollouts["sampler_version"]
     rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
-    prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
-    rows["prompt_ids"] = [ids[mask].tolist() for ids, mask in prompts]
+    inside = rollouts["prompt_mask"].bool()
+    prompts = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
+    rows["prompt_ids"] = [list(islice(prompts, size)) for size in inside.sum(1).tolist()]
     tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
     tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
     if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
