@@ -64,3 +64,16 @@ def test_beside_training_responses_held_out_ones_are_not_judged(tmp_path: Path) 
     both, own = (RunData(cavesson.open(tmp_path / name)) for name in ("both", "own"))
     assert not both.only_held_out and (len(both.rows), len(both.evaluation)) == (1, 1)
     assert not own.only_held_out and (len(own.rows), len(own.evaluation)) == (0, 1)
+
+
+def test_groups_of_held_out_responses_follow_from_their_prompts(tmp_path: Path) -> None:
+    """Where there are no others; beside training responses they have none."""
+    columns = {"prompt": ["a", "b", "a"], "response": ["x", "y", "z"], "reward": [1.0, 2.0, 3.0]}
+    for name, first in (("only", "eval"), ("beside", "train")):
+        write_run(tmp_path / name, {})
+        with Recorder(tmp_path / name, attempt=begin_attempt(tmp_path / name, 0)) as recorder:
+            recorder.rollouts(0, {"sample": [0, 1, 2], "split": [first, "eval", "eval"], **columns}, {})
+    only, beside = (RunData(cavesson.open(tmp_path / name)) for name in ("only", "beside"))
+    group = only.rows["group"]
+    assert group[0] == group[2] != group[1]
+    assert len(beside.evaluation) == 2 and np.isnan(beside.evaluation["group"]).all()
