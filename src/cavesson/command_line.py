@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 
 ON_RAY = "CAVESSON_RAY"
@@ -43,7 +44,12 @@ def continuation(folder: Path) -> str | None:
         return None
     from cavesson.record import run_info  # most command lines need no record, which is slow to import
 
-    info = run_info(folder)
+    try:
+        info = run_info(folder)
+    except UserError:
+        if (folder / "run.json").exists():
+            raise
+        return None  # another process of the run has removed it in the meantime
     if not is_trained_here(info):
         return None
     if info["inputs"]:

@@ -4,6 +4,7 @@ import errno
 import shlex
 import sys
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,24 @@ from cavesson.errors import StoppedError, TerminatedError, UserError
 from cavesson.record import write_run
 
 TRAINED = {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1}
+
+
+def test_a_run_that_another_process_removes_is_none(tmp_path: Path) -> None:
+    """The first process of a run that fails in its first step removes the folder while others look for the way on."""
+    ended = Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            write_run(tmp_path / "run", TRAINED)
+            (tmp_path / "run" / "run.json").unlink()
+
+    other = Thread(target=come_and_go)
+    other.start()
+    try:
+        assert {continuation(tmp_path / "run") is None for _ in range(2000)} >= {True}
+    finally:
+        ended.set()
+        other.join()
 
 
 @pytest.mark.parametrize(
