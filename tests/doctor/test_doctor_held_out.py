@@ -66,6 +66,19 @@ def test_beside_training_responses_held_out_ones_are_not_judged(tmp_path: Path) 
     assert not own.only_held_out and (len(own.rows), len(own.evaluation)) == (0, 1)
 
 
+def test_metrics_of_training_are_judged_beside_held_out_responses(tmp_path: Path) -> None:
+    """A loop that records its metrics, and of its responses the held-out ones."""
+    write_run(tmp_path, {})
+    with Recorder(tmp_path, attempt=begin_attempt(tmp_path, 0)) as recorder:
+        for step in range(20):
+            row = {"sample": [0], "split": ["eval"], "prompt": ["a"], "response": ["b"], "reward": [1.0]}
+            recorder.rollouts(step, row, {})
+            recorder.metrics(step, {"policy/entropy": 1.0 + 0.2 * step})
+    found = diagnose(RunData(cavesson.open(tmp_path)), RULES)
+    assert "entropy-explosion" in [one.rule.name for one in found.findings]
+    assert HELD_OUT in [one.reason for one in found.skipped if one.rule == "entropy-collapse"]
+
+
 def test_groups_of_held_out_responses_follow_from_their_prompts(tmp_path: Path) -> None:
     """Where there are no others; beside training responses they have none."""
     columns = {"prompt": ["a", "b", "a"], "response": ["x", "y", "z"], "reward": [1.0, 2.0, 3.0]}

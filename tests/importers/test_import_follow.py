@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cavesson.errors import UserError
-from cavesson.importers import follow_run
+from cavesson.importers import follow_run, import_run
 from cavesson.record import open as open_run
 
 COMMAND = [sys.executable, "-m", "cavesson", "import"]
@@ -37,6 +37,14 @@ def test_all_responses_may_be_held_out(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(line(0) + line(1))
     follow_run(tmp_path / "in.jsonl", tmp_path / "run", held_out=True, until_idle=0.1)
     assert open_run(tmp_path / "run").rows(["split"])["split"].to_pylist() == ["eval", "eval"]
+
+
+def test_responses_of_training_are_not_held_out(tmp_path):
+    """A source that says so itself is believed."""
+    rows = [{"step": 0, "prompt": "p", "response": "r", "reward": 1.0, "split": split} for split in ("train", "eval")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = import_run(tmp_path / "in.jsonl", tmp_path / "run", held_out=True)
+    assert (report.rollouts, report.rejected) == (1, 1) and "'split' is 'train'" in report.quotes[0]
 
 
 def test_lines_are_read_once_they_have_their_end_and_new_files_too(tmp_path):

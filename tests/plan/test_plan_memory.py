@@ -221,6 +221,17 @@ def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTok
     largest = largest_sequences(run, run.examples(tokenizer), SHAPE)
     # The longest is "Some third prompt is here." and its end token; each has 9 learned tokens, " is here." and the end.
     assert (largest.rows, largest.width, largest.packed, largest.learned) == (4, 27, False, 40)
+    packed = largest_sequences(run_of("sft", tmp_path, batch_size=4), run.examples(tokenizer), SHAPE)
+    assert (packed.rows, packed.width, packed.longest) == (2, 46, 27)
+
+
+def test_the_longest_sequence_may_be_in_a_smaller_batch(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Two rows of 21 tokens have more than one of 31 and 2, packed."""
+    rows = [{"prompt": "", "response": "x" * size} for size in (20, 20, 30, 1)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = run_of("sft", tmp_path, batch_size=2, data__shuffle=False)
+    largest = largest_sequences(run, run.examples(tokenizer), SHAPE)
+    assert (largest.longest, largest.rows * largest.width) == (31, 42)
 
 
 @pytest.mark.slow

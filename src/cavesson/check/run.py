@@ -193,7 +193,7 @@ class _Check:
             kind = Pair if settings.learns_pairs else Demonstration
             yield from check_examples(settings, examples, kind)
             self.largest = largest_sequences(settings, examples, row_shape(self.config))
-            longest = self.largest.width
+            longest = self.largest.longest
         yield from check_tokens(settings, self.tokenizer, self.config, longest)
         saved = self.learns if self.settings.model.lora else self.weights
         size = DTYPES[self.settings.model.dtype].itemsize

@@ -133,7 +133,7 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         )
     if rule.algorithms == ("ppo",) and data.algorithm is None and _has_no_critic(data):
         return because("applies to PPO; here, all tokens of a response have the same advantage")
-    if rule.training_only and data.only_held_out:
+    if rule.training_only and data.only_held_out and _reads_rollouts(data, rule):
         return Skipped(rule.name, rule.number, HELD_OUT, undecided=True)
     missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]
     if missing:
@@ -150,10 +150,18 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
 
 def _steps_to_judge(data: RunData, rule: Rule) -> int:
     """Return the number of steps with rollouts; those with the metrics that a rule judges, if it judges these alone."""
+    metrics = [len(data.metric(name)) for kind, name in _used(data, rule) if kind == "steps"]
+    return min(metrics) if metrics and not _reads_rollouts(data, rule) else len(data.rows.steps)
+
+
+def _reads_rollouts(data: RunData, rule: Rule) -> bool:
+    return any(kind in ("rows", "tokens") for kind, _ in _used(data, rule))
+
+
+def _used(data: RunData, rule: Rule) -> list[list[str]]:
+    """Return the kind and the name of what each need of a rule is met by."""
     derived = "rows."  # from rollouts, like what is recorded of them
-    used = [next(filter(data.recorded, need.split("|")), derived).split(".", 1) for need in rule.needs]
-    metrics = [len(data.metric(name)) for kind, name in used if kind == "steps"]
-    return min(metrics) if metrics and all(kind in ("steps", "info") for kind, _ in used) else len(data.rows.steps)
+    return [next(filter(data.recorded, need.split("|")), derived).split(".", 1) for need in rule.needs]
 
 
 def _has_no_critic(data: RunData) -> bool:

@@ -62,10 +62,12 @@ class Format:
     """What is written about records after them, in separate files; None = nothing."""
 
     def held_out(self) -> "Format":
-        """Return the same format for files with responses to held-out prompts."""
+        """Return the same format for files with responses to held-out prompts; it refuses those of training."""
 
         def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
             for found in self.rollouts(record, place):
+                if found.row.get("split") not in (None, HELD_OUT):
+                    raise Broken(f"'split' is {found.row['split']!r}, which --held-out contradicts")
                 yield found._replace(row=found.row | {"split": HELD_OUT})
 
         return replace(self, rollouts=rollouts)

@@ -47,6 +47,8 @@ class LargestSequences(NamedTuple):
     rows: int
     width: int
     """tokens of a row"""
+    longest: int
+    """tokens of the longest sequence of the run"""
     packed: bool
     """whether a row holds several examples, each with its own positions and attention"""
     learned: int
@@ -137,7 +139,8 @@ def largest_sequences(
     largest, part = max(found, key=lambda one: (one[0].rows * one[0].width, one[0].learned))
     rows, unknown = torch.arange(len(part)), torch.zeros(len(part))
     known = {"row": rows, "step": torch.zeros_like(rows), "chosen_reference": unknown, "rejected_reference": unknown}
-    return largest._replace(batch=examples.collate(part).with_columns(**known))
+    longest = max(one.longest for one, _ in found)
+    return largest._replace(batch=examples.collate(part).with_columns(**known), longest=longest)
 
 
 def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
@@ -158,4 +161,5 @@ def _sequences(examples: Sequence[Tokens | PairTokens], packed: RowShape | None,
     lengths = [len(part.ids) for part in parts]
     rows = [[index] for index in range(len(lengths))] if packed is None else pack(lengths, packed)
     learned = sum(sum(part.learn) for part in parts)
-    return LargestSequences(Batch({}), len(rows), width_of(lengths, rows), len(rows) < len(lengths), learned, passes)
+    width, packed_any = width_of(lengths, rows), len(rows) < len(lengths)
+    return LargestSequences(Batch({}), len(rows), width, max(lengths), packed_any, learned, passes)

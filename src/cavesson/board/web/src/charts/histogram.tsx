@@ -1,4 +1,4 @@
-/** Distributions over the same edges: one filled, others as outlines, each as a share of its own total. */
+/** Several distributions with the same bins, one filled and the others outlined, each in shares of its own total. */
 
 import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
