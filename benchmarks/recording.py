@@ -1,8 +1,8 @@
 """What recording costs: the demo's run with its recorder (--mode on) and without it (--mode off).
 
-With it, the two places where recording can cost time are measured directly: seconds that the training thread spends on
-its rollouts (`time/record`, which includes a check for numbers that are not finite) and on its metrics, and CPU seconds
-of the recorder's own thread.
+With it, the places where recording can cost time are measured directly: seconds that the training thread spends on its
+rollouts (`time/record`) and on its metrics, and CPU seconds of the recorder's two threads, which write and, in runs of
+more than ten minutes, merge what was written.
 """
 
 import time
@@ -19,10 +19,9 @@ from cavesson.demo.settings import RECIPE
 
 
 def thread_seconds(name: str) -> float:
-    """CPU seconds of a running thread so far."""
-    (identity,) = (thread.ident for thread in threads() if thread.name == name)
-    assert identity is not None
-    return time.clock_gettime(time.pthread_getcpuclockid(identity))
+    """CPU seconds of a thread so far, or 0 if there is none of this name."""
+    found = [thread.ident for thread in threads() if thread.name == name and thread.ident is not None]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(identity)) for identity in found)
 
 
 def seconds_of_metrics(recorder: Recorder, step: int, metrics: dict[str, float]) -> float:
@@ -55,10 +54,10 @@ def main() -> None:
             recorder.flush()
         seconds = time.perf_counter() - start
         if recorder is not None:
-            thread = thread_seconds("recorder")
+            thread, merger = thread_seconds("recorder"), thread_seconds("merger")
             recorder.close()
             numbers = {"training_thread_seconds": waited, "recorder_thread_seconds": thread}
-            numbers["share"] = (waited + thread) / seconds
+            numbers |= {"merger_thread_seconds": merger, "share": (waited + thread + merger) / seconds}
         work.print_json(
             {"seconds": seconds, "response_tokens_per_second": tokens / seconds, "peak_rss_gib": work.peak_gib()}
             | numbers

@@ -106,5 +106,5 @@ def test_recording_includes_the_metrics_of_every_step(
     recording.main()
     seen = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert recorded == [0, 1]
-    spent = seen["training_thread_seconds"] + seen["recorder_thread_seconds"]
+    spent = sum(seen[f"{thread}_thread_seconds"] for thread in ("training", "recorder", "merger"))
     assert seen["share"] == pytest.approx(spent / seen["seconds"], abs=1e-3)

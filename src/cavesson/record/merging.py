@@ -167,17 +167,30 @@ class _RowGroupWriter:
         self.lines = 0
         self._parquet = parquet
         self._group = group
+        self._added: list[pa.Table] = []
+        self._added_lines = self._added_bytes = 0
         self._waiting = parquet.schema.empty_table()
 
     def add(self, table: pa.Table) -> None:
+        table = _conformed(table, self._parquet.schema)
         self.lines += table.num_rows
-        self._waiting = pa.concat_tables([self._waiting, _conformed(table, self._parquet.schema)])
-        while self._waiting.num_rows >= (group := self._size()):
-            self._write(group)
+        self._added.append(table)
+        # The size of a table of many small pieces takes long to find, so that each piece is measured once.
+        self._added_lines += table.num_rows
+        self._added_bytes += table.nbytes
+        if self._added_lines >= self._group or self._added_bytes > GROUP_BYTES:
+            self._gather()
+            while self._waiting.num_rows >= (group := self._size()):
+                self._write(group)
+            self._added_lines, self._added_bytes = self._waiting.num_rows, self._waiting.nbytes
 
     def finish(self) -> None:
+        self._gather()
         while self._waiting.num_rows:
             self._write(self._size())
+
+    def _gather(self) -> None:
+        self._waiting, self._added = pa.concat_tables([self._waiting, *self._added]), []
 
     def _write(self, group: int) -> None:
         self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
@@ -194,6 +207,8 @@ class _RowGroupWriter:
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the table with the schema's columns; absent columns are filled with null."""
+    if table.schema.equals(schema):
+        return table
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in schema

@@ -103,8 +103,8 @@ class RolloutTrainer(Trainer):
         with clock("record"):
             self._record(step, now.rollouts)
             self._record_held_out(step, now.held_out)
-            processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
         with clock("update"):
+            processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
             batch, chosen, done = now.rollouts.batch, self._chosen(now.rollouts), tuple(now.updates)
             for seen in update(self.learner, batch, chosen, self.updates, info, first=first, done=done):
                 now.updates.append(seen)

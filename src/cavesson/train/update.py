@@ -260,10 +260,11 @@ def check_finite(step: int, tensors: Mapping[str, Tensor], mask: Tensor | None =
     Raises:
         NonFiniteError: there is such a value; the message names the first tensor with one.
     """
+    padding = None if mask is None else mask == 0
     for name, tensor in tensors.items():
-        seen = tensor if mask is None or tensor.shape != mask.shape else tensor[mask > 0]
-        if not bool(torch.isfinite(seen).all()):
-            kind = "NaN" if bool(torch.isnan(seen).any()) else "infinite"
+        unused = padding if padding is not None and tensor.shape == padding.shape else torch.tensor(False)
+        if not bool((tensor.isfinite() | unused).all()):
+            kind = "NaN" if bool((tensor.isnan() & ~unused).any()) else "infinite"
             raise NonFiniteError(
                 f"step {step}: {name} is {kind}; the run stopped before using it, and the record up to here is complete"
             )
