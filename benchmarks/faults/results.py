@@ -1,7 +1,7 @@
 """What the doctor says of the runs of the benchmark."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -82,9 +82,11 @@ class Until:
         """Return its metrics."""
         return self._cut(self._run.steps())
 
-    def rows(self, *which: Any) -> pa.Table:
+    def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Return its rollouts."""
-        return self._cut(self._run.rows(*which))
+        if columns is None:
+            return self._cut(self._run.rows(None, steps))
+        return self._cut(self._run.rows(list({"step": None, **dict.fromkeys(columns)}), steps)).select(columns)
 
     def not_finite(self) -> pa.Table:
         """Return where its numbers are none."""

@@ -96,6 +96,15 @@ def test_an_entropy_that_falls_while_the_reward_is_learned_has_not_collapsed(kno
     assert reading(entropy_collapse, made, tmp_path).sick == (known == "one step")
 
 
+@pytest.mark.parametrize(("end", "sick"), [(-1.0, True), (1.0, False)])
+def test_a_reward_that_rises_again_after_it_fell_does_not_excuse_a_collapse(end, sick, tmp_path):
+    made = healthy()
+    made.tokens["entropy"] *= np.geomspace(1, 0.03, 24)[:, None, None]
+    noise = made.rows["reward"] - made.rows["reward"].mean(1, keepdims=True)
+    made.rows["reward"] = noise + np.interp(np.arange(24), [0, 10, 23], [0, -2, end])[:, None]
+    assert reading(entropy_collapse, made, tmp_path).sick == sick
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 def test_some_advantages_of_a_group_have_the_wrong_sign(share, tmp_path):
     """All other ways in which advantages follow from rewards fail, but not that of their size."""

@@ -1,9 +1,12 @@
 """Scores of results that are made by hand."""
 
+from pathlib import Path
+
+import cavesson
 from benchmarks.faults import document, scores
 from benchmarks.faults.case import PARTS, Case
 from benchmarks.faults.peers import Said
-from benchmarks.faults.results import Result
+from benchmarks.faults.results import Result, Until
 
 TOP_K = Case("top-k", 0, "ppo", "small", 3)
 USUAL = Case("usual", -1, "ppo", "small", 3)
@@ -94,3 +97,13 @@ def test_the_document_says_what_others_say() -> None:
     assert "| rldoctor | 1 | 0 % | 0 % | 0 % | 0 % | 32 | 31.2 | 0 | – |" in text
     assert "rldoctor `plateau` 1; rlprobe nothing" in text
     assert "of 2 runs: `reward_hacking` 2" in text
+
+
+def test_a_run_is_cut_after_some_steps_whatever_columns_are_read(tmp_path: Path) -> None:
+    with cavesson.Recorder(tmp_path / "run") as out:
+        for step in range(3):
+            out.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [float(step)]})
+    until = Until(cavesson.open(tmp_path / "run"), 2)
+    assert until.rows(["reward"]).to_pydict() == {"reward": [0.0, 1.0]}
+    assert until.rows(["reward", "step"]).to_pydict() == {"reward": [0.0, 1.0], "step": [0, 1]}
+    assert until.rows()["step"].to_pylist() == [0, 1]

@@ -21,6 +21,8 @@ from cavesson.doctor.windows import windows
 SEVERITIES = ("error", "warning", "note")
 NOTHING = Phrase("the run has nothing to measure")
 HELD_OUT = Phrase("judges what training samples; this record has held-out responses only")
+SAME_TIME = 5
+"""Steps by which the beginnings of two problems may differ without telling which of them came first."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
     for i, cause in enumerate(sick):
         for name in cause[0].explains:
             j = place.get(name)
-            if j is not None and j != i and _explains(cause, sick[j]) and not _is_above(j, i, above):
+            if j is not None and j != i and _explains(cause, sick[j], i < j) and not _is_above(j, i, above):
                 above[j] = min(i, above.get(j, i))
     under: dict[int, list[str]] = {}
     for j in sorted(above):
@@ -188,14 +190,19 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
     return sorted(found, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
 
 
-def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading]) -> bool:
-    """Return whether a problem can have led to another one that its rule explains."""
+def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading], is_above: bool) -> bool:
+    """Return whether a problem can have led to another one that its rule explains.
+
+    Of two that explain each other, the earlier one is the cause; if they begin at about the same time, it is the one
+    further up in the rules.
+    """
     (rule, reading), (other_rule, other_reading) = cause, other
     if _before(other_reading, reading):
         return False
     if rule.name not in other_rule.explains or reading.since is None or other_reading.since is None:
         return True
-    return reading.since <= other_reading.since  # of two that explain each other, the earlier one is the cause
+    later = reading.since - other_reading.since
+    return later <= SAME_TIME if is_above else later < -SAME_TIME
 
 
 def _before(one: Reading, other: Reading) -> bool:
@@ -207,7 +214,7 @@ def _before(one: Reading, other: Reading) -> bool:
         return True  # the whole run shows the one, and only a late part of it the other
     # A number that has always risen, such as a KL, may have become a problem by something that came later.
     latest = max(one.noticed, *(one.between or (one.since,)))
-    return latest + 5 < (other.between or (other.since,))[0]
+    return latest + SAME_TIME < (other.between or (other.since,))[0]
 
 
 def _is_above(j: int, i: int, above: dict[int, int]) -> bool:

@@ -74,7 +74,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     reward = data.rows.mean("reward")
     half = reward.where(reward.step >= np.median(reward.step))
     spread = float(np.nanmedian(data.rows.by_step(data.rows["reward"], np.std).value))
-    rising = trend(half).change > 0.1 * spread and trend(half).p < 0.05
+    # What rises again after it has fallen has not been learned.
+    rising = trend(half).change > 0.1 * spread and trend(half).p < 0.05 and reward.last() > reward.first()
     begin = data.rows["reward"][data.rows.step <= reward.step[:2].max()]
     gained = reward.last() - reward.first() > 0.5 * float(np.nanstd(begin))
     before, low = points.first(), limit * points.first()

@@ -12,7 +12,7 @@ from cavesson.doctor.onset import of_events
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import MISMATCH, RUNAWAY
+from cavesson.doctor.rules.consequences import MISLED, MISMATCH, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
@@ -88,7 +88,7 @@ def ratio_not_one(
     fix='make the reference a copy of the initial policy (reference.kind = "copy"): same checkpoint, same dtype, no '
     "dropout",
     source="The N implementation details of RLHF with PPO; TRL issue 495",
-    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "update-kl-large", "reward-falls"],
+    explains=["negative-kl", "kl-in-few-tokens", "update-kl-large", *MISLED],
 )
 def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED) -> Reading | None:
     sample = data.sample

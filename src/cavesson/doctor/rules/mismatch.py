@@ -43,7 +43,7 @@ def _mean_gap(data: RunData) -> Series:
     "output layer, or truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
-              "negative-kl"],
+              "negative-kl", "distinct-collapse"],
     windows=True,
 )  # fmt: skip
 def sampler_mismatch(

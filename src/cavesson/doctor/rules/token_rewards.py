@@ -49,7 +49,7 @@ SCALE = 0.002
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
     source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence; "
     "RLOO 2402.14740, section 2",
-    explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
+    explains=["kl-explosion", "reward-accounting", "group-advantages", "negative-kl", "kl-flat", *RUNAWAY],
     windows=True,
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
