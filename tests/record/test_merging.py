@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from compaction_helpers import answers, files, record
 from record_helpers import plain
 
 import cavesson
 from cavesson.record import Recorder, compact, compaction, merging, write_rollouts, write_run
+from cavesson.record.storage import storage
 from cavesson.record.writing import write_segment
 
 
@@ -73,6 +75,19 @@ def test_groups_of_large_lines_end_early(folder, monkeypatch):
     groups = [parquet.read_row_group(i, ["step"])["step"].to_pylist() for i in range(parquet.num_row_groups)]
     # Each line has a few hundred bytes besides; a group takes as many lines as fit below the limit, at least one.
     assert groups == [[0, 1], [2], [3], [4, 5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize(("lines", "size", "count"), [(1024, 1000, 50), (1, 2_000_000, 60)])
+def test_what_is_merged_is_not_kept_in_memory(folder, monkeypatch, lines, size, count):
+    """50 MB in groups of 1,024 lines, and 120 MB in groups that end earlier."""
+    monkeypatch.setattr(merging, "GROUP_BYTES", 8_000_000)
+    schema, kept, before = pa.schema({"response": pa.string()}), [], pa.total_allocated_bytes()
+    with merging._writing(storage(folder), "rows", "c-some", schema) as out:
+        for _ in range(count):
+            out.add(pa.table({"response": ["r" * size] * lines}, schema))
+            kept.append(pa.total_allocated_bytes() - before)
+    assert max(kept) < 20_000_000
+    assert pq.read_metadata(folder / "record" / "rows-c-some.parquet").num_rows == lines * count
 
 
 def test_a_column_that_some_steps_lack_is_null_there_and_exact_numbers_stay_exact(folder):
