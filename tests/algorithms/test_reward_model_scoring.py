@@ -63,7 +63,7 @@ def trained(folder: Path, template: str | None, written: str) -> tuple[Path, lis
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(("template", "written"), product(TEMPLATES, WRITTEN))
+@pytest.mark.parametrize(("template", "written"), list(product(TEMPLATES, WRITTEN)))
 def test_a_reward_is_that_of_the_tokens_that_were_learned(template: str, written: str, tmp_path: Path) -> None:
     run, expected, prompts = trained(tmp_path, TEMPLATES[template], WRITTEN[written])
     assert len({round(reward, 3) for reward in expected}) == 4
