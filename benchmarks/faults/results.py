@@ -1,7 +1,7 @@
 """What the doctor says of the runs of the benchmark."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -82,11 +82,9 @@ class Until:
         """Return its metrics."""
         return self._cut(self._run.steps())
 
-    def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
+    def rows(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return its rollouts."""
-        if columns is None:
-            return self._cut(self._run.rows(None, steps))
-        return self._cut(self._run.rows(list({"step": None, **dict.fromkeys(columns)}), steps)).select(columns)
+        return cast(pa.Table, self._run.rows(columns, range(self._steps)))
 
     def not_finite(self) -> pa.Table:
         """Return where its numbers are none."""

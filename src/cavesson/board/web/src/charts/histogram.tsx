@@ -1,4 +1,4 @@
-/** Several distributions with the same bins, one filled and the others outlined, each in shares of its own total. */
+/** Draw several distributions over the same bins, in shares of their own totals: one filled, the others outlined. */
 
 import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
