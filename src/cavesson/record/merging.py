@@ -168,19 +168,21 @@ class _RowGroupWriter:
         self._parquet = parquet
         self._group = group
         self._added: list[pa.Table] = []
-        self._bytes = 0
+        self._added_lines = self._added_bytes = 0
         self._waiting = parquet.schema.empty_table()
 
     def add(self, table: pa.Table) -> None:
         table = _conformed(table, self._parquet.schema)
         self.lines += table.num_rows
         self._added.append(table)
-        self._bytes += table.nbytes  # of all pieces together, it would take long to find each time
-        if self._bytes > GROUP_BYTES:
+        # A table of many small pieces takes long to measure and to cut: only whole groups are gathered.
+        self._added_lines += table.num_rows
+        self._added_bytes += table.nbytes
+        if self._added_lines >= self._group or self._added_bytes > GROUP_BYTES:
             self._gather()
             while self._waiting.num_rows >= (group := self._size()):
                 self._write(group)
-            self._bytes = self._waiting.nbytes
+            self._added_lines, self._added_bytes = self._waiting.num_rows, self._waiting.nbytes
 
     def finish(self) -> None:
         self._gather()
