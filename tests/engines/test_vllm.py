@@ -133,8 +133,9 @@ def test_tokens_have_the_distribution_of_the_settings(
     ids = prompts(1)["prompt_ids"]
     with torch.no_grad():
         logits = engine.policy.model(ids).logits[:, -1].float()
-    banned = engine.eos if sampling.get("min_new_tokens") else None
-    logprob = sampling_logprobs(logits, engine.settings, banned)[0]
+    if sampling.get("min_new_tokens"):
+        logits[:, engine.eos] = -torch.inf
+    logprob = sampling_logprobs(logits, engine.settings)[0]
     drawn = responses.response_ids[:, 0]
     seen = torch.bincount(drawn, minlength=258).double()
     assert float(seen[logprob.isneginf()].sum()) == 0

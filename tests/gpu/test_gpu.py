@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import cavesson
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.decoding import CacheKind, Decoder, Decoding, choose_decoding, full_passes, new_cache
+from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
+from cavesson.sampling.decoding import Decoding, choose_decoding, full_passes
 from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
@@ -70,7 +71,7 @@ def test_a_seed_draws_the_same_tokens_as_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_a_replayed_step_computes_the_same_bits() -> None:
-    """With and without a CUDA graph, and after rows have left the batch."""
+    """With and without a CUDA graph, after rows have left the batch, been replaced, and moved in a full cache."""
     model = tiny_model(seed=3).to("cuda").eval()
     ids = torch.arange(2, 26, device="cuda").view(4, 6)
     mask = torch.ones_like(ids)
@@ -79,12 +80,14 @@ def test_a_replayed_step_computes_the_same_bits() -> None:
 
     @torch.no_grad()
     def logits(kind: CacheKind) -> list[torch.Tensor]:
-        decoder = Decoder(model, ids, mask, new_cache(model, kind, 16), kind == "recorded")
+        decoder = Decoder(model, ids, mask, new_cache(model, kind, 14), kind == "recorded", spare=2)
         seen, kept = [decoder.read()], torch.arange(4, device="cuda")
         for step, token in enumerate(tokens):
             if step == 5:
                 kept = kept[1::2]
                 decoder.keep(kept)
+            if step == 6:
+                seen.append(decoder.replace(kept[:1] * 0, ids[:1], mask[:1]))
             seen.append(decoder.append(token[kept]).clone())
         return seen
 
@@ -95,11 +98,11 @@ def test_a_replayed_step_computes_the_same_bits() -> None:
 def test_steps_are_replayed_where_their_kernels_can_be_recorded() -> None:
     """8-bit layers wait for the GPU in each step."""
     model = tiny_model(seed=3).to("cuda").eval()
-    assert choose_decoding(model, 16, full_passes(model, 16)) == Decoding("recorded")
+    assert choose_decoding(model, 16, full_passes(model, 16)) == Decoding("recorded", replaces=True)
     layer = model.get_submodule("model.layers.0.mlp")
     inner = layer.forward
     layer.forward = lambda x: inner(x) * float((x * 0 + 1).mean())  # type: ignore[assignment]
-    cache, why = choose_decoding(model, 16, full_passes(model, 16))
+    cache, why, _ = choose_decoding(model, 16, full_passes(model, 16))
     assert cache == "static" and str(why).startswith("decoding raises AcceleratorError (CUDA error: ")
     assert torch.ones(2, device="cuda").sum() == 2  # the GPU computes as before
 

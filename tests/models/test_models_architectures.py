@@ -16,7 +16,8 @@ from cavesson.models.policy import Policy
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_decoding, full_passes
+from cavesson.sampling.decoder import CacheKind
+from cavesson.sampling.decoding import check_generate, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.responses import Responses
 from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler

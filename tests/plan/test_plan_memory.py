@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,14 @@ def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokeni
     assert checkpointed.added("learning") < once.added("learning")
 
 
+def test_rows_that_wait_need_more_of_the_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    together, waiting = (
+        predicted(tmp_path, tokenizer, MANY._replace(waiting=waits)).phases["decoding"]["decoding cache"]
+        for waits in (False, True)
+    )
+    assert waiting / together == pytest.approx((24 + 24 // 8 + 1) / 24)
+
+
 @pytest.mark.slow
 def test_few_layers_stand_for_many(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """A deep model is extrapolated from two and four layers; here all of its six are simulated as well."""
@@ -195,6 +204,13 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     assert largest_rollouts(shuffled, load_prompts(run.data, tokenizer)).prompts == 2
     alone = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4)
     assert largest_rollouts(alone, load_prompts(run.data, tokenizer)).single_pass
+    assert not largest_rollouts(alone, load_prompts(run.data, tokenizer)).waiting
+    waiting = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, sampling__batch_size=4)
+    assert largest_rollouts(waiting, load_prompts(run.data, tokenizer)).waiting
+    held_out = replace(load_prompts(run.data, tokenizer), held_out=load_prompts(run.data, tokenizer))
+    assert not largest_rollouts(alone, held_out).waiting
+    few = run_of("grpo", tmp_path, batch_size=3, samples_per_prompt=3)
+    assert largest_rollouts(few, held_out).waiting  # four held-out prompts, of which three are sampled at once
     # The advantages of RLOO contain the KL, which is known only when all responses are scored.
     split = run_of("rloo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
     assert not largest_rollouts(split, load_prompts(run.data, tokenizer)).single_pass

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.distribution import draw, sampling_logprobs, without
 from cavesson.sampling.settings import SamplingSettings
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
@@ -19,8 +19,9 @@ P = (0.15, 0.5, 0.1, 0.25)
 
 def filtered(p=P, banned: list[int] | None = None, **settings: float) -> list[float]:
     logits = torch.tensor([p]).log() + 3.0  # logits are defined up to a constant
-    allowed = None if banned is None else torch.tensor(banned)
-    return sampling_logprobs(logits, SamplingSettings(**settings), allowed).exp()[0].tolist()
+    if banned is not None:
+        logits = without(logits, torch.tensor(banned), torch.tensor([True]))
+    return sampling_logprobs(logits, SamplingSettings(**settings)).exp()[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -65,14 +66,15 @@ def test_equals_the_filters_of_transformers(settings):
         expected = TopKLogitsWarper(settings["top_k"])(None, expected)
     if "top_p" in settings:
         expected = TopPLogitsWarper(settings["top_p"])(None, expected)
-    seen = sampling_logprobs(logits, SamplingSettings(**settings), None)
+    seen = sampling_logprobs(logits, SamplingSettings(**settings))
     torch.testing.assert_close(seen.exp(), expected.softmax(-1))
 
 
 def test_logits_are_not_written():
     logits = torch.randn(3, 9)
     copy = logits.clone()
-    sampling_logprobs(logits, SamplingSettings(temperature=0.5, top_k=3, top_p=0.5), torch.tensor([0]))
+    sampling_logprobs(logits, SamplingSettings(temperature=0.5, top_k=3, top_p=0.5))
+    without(logits, torch.tensor([0]), torch.tensor([True, False, True]))
     assert torch.equal(logits, copy)
 
 
@@ -99,7 +101,8 @@ def logits_and_uniforms() -> st.SearchStrategy[tuple[list[float], float]]:
 def test_what_is_filtered_out_is_never_drawn(case, top_k, top_p, temperature):
     logits, uniform = case
     settings = SamplingSettings(top_k=top_k, top_p=top_p, temperature=temperature)
-    logprobs = sampling_logprobs(torch.tensor([logits]), settings, torch.tensor([0]))
+    allowed = without(torch.tensor([logits]), torch.tensor([0]), torch.tensor([True]))
+    logprobs = sampling_logprobs(allowed, settings)
     token = draw(logprobs, torch.tensor([uniform], dtype=torch.float64)).item()
     assert logprobs[0, token].item() > -math.inf
     assert token != 0
@@ -137,7 +140,7 @@ def test_frequencies_fit_the_probabilities(settings):
         kept = int((probabilities[order].cumsum(0) < settings["top_p"]).sum()) + 1
     expected = torch.zeros(12, dtype=torch.float64)
     expected[order[:kept]] = probabilities[order[:kept]] / probabilities[order[:kept]].sum()
-    counts = np.array(frequencies(sampling_logprobs(logits, SamplingSettings(**settings), None), 20_000))
+    counts = np.array(frequencies(sampling_logprobs(logits, SamplingSettings(**settings)), 20_000))
     possible = expected.numpy() > 0
     assert counts[~possible].sum() == 0
     assert chisquare(counts[possible], 20_000 * expected.numpy()[possible]).pvalue > 1e-4

@@ -16,9 +16,8 @@ from sampling_helpers import sharp_policy
 from small_models import small_model
 
 from cavesson.models.parts import causal
-from cavesson.sampling import decoding
-from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes, new_cache
-from cavesson.sampling.recorded import can_record
+from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
+from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.remarks import sampling_remarks
@@ -34,7 +33,7 @@ from cavesson.train.remarks import sampling_remarks
     ],
 )
 def test_caches_that_count_in_python_are_not_recorded(architecture: str, recorded: bool) -> None:
-    assert can_record(new_cache(small_model(architecture), "static", 16)) == recorded
+    assert keeps_tokens_only(new_cache(small_model(architecture), "static", 16)) == recorded
 
 
 class Launched:
@@ -50,26 +49,32 @@ class Launched:
 
 @torch.no_grad()
 def test_inputs_of_fixed_shape_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "RecordedStep", Launched)
+    """Also when rows leave the batch, when one is replaced, and when the cache is full and all rows move."""
+    monkeypatch.setattr("cavesson.sampling.decoder.RecordedStep", Launched)
     model = small_model("llama", sliding_window=None)
     ids = torch.arange(2, 26).view(4, 6)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
-    decoders = [decoding.Decoder(model, ids, mask, new_cache(model, "static", 12), which) for which in (False, True)]
-    seen = [[decoder.read()] for decoder in decoders]
-    for step, token in enumerate(torch.arange(30, 54).view(6, 4)):
-        for decoder, logits in zip(decoders, seen, strict=True):
+
+    def logits(recorded: bool) -> list[torch.Tensor]:
+        decoder = Decoder(model, ids, mask, new_cache(model, "static", 13), recorded, spare=2)
+        seen = [decoder.read()]
+        for step, token in enumerate(torch.arange(30, 66).view(9, 4)):
             if step == 3:
                 decoder.keep(torch.tensor([0, 3]))
-            logits.append(decoder.append(token if step < 3 else token[:2]))
-    for one, other in zip(*seen, strict=True):
+            if step == 5:
+                seen.append(decoder.replace(torch.tensor([1]), ids[1:2, 3:], mask[1:2, 3:]))
+            seen.append(decoder.append(token if step < 3 else token[:2]))
+        return seen
+
+    for one, other in zip(logits(False), logits(True), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_caches_that_grow_are_not_recorded() -> None:
     model = small_model("llama")
-    assert not can_record(new_cache(model, "growing", 16))
-    assert not can_record(DynamicCache(config=causal(model).config))
+    assert not keeps_tokens_only(new_cache(model, "growing", 16))
+    assert not keeps_tokens_only(DynamicCache(config=causal(model).config))
 
 
 def test_why_a_gpu_samples_without_a_cuda_graph_is_told(tokenizer) -> None:

@@ -37,6 +37,8 @@ class LargestRollouts(NamedTuple):
     """micro-batches whose gradients are added up before an optimiser step"""
     single_pass: bool
     """whether scoring is the forward pass of the only update"""
+    waiting: bool = False
+    """whether other prompts, held-out ones included, wait for the places of those that are sampled"""
 
 
 class LargestSequences(NamedTuple):
@@ -67,6 +69,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
     share, mini = math.ceil(batch / processes), learned_rows(settings, processes)
     rows = min(update.micro_batch_size or mini, mini)
     sampled = min(settings.sampling.batch_size or share, share)
+    held_out = len(prompts.held_out.ids) if prompts.held_out is not None else 0
     in_order = update.mini_batches == 1 and not settings.algorithm.selects
     return LargestRollouts(
         sampled=sampled,
@@ -78,6 +81,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
         single_pass=_learns_from_scoring(settings, rows == share),
+        waiting=sampled < max(share, math.ceil(held_out / processes)),
     )
 
 

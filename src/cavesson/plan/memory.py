@@ -63,7 +63,7 @@ def rollout_memory(
                 for _ in range(run.steps):
                     cache = 0
                     if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
-                        cache = sample(run, policy, settings.sampling, prompts)
+                        cache = sample(run, policy, settings.sampling, prompts, largest.waiting)
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
 

@@ -25,8 +25,9 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
-from cavesson.sampling.decoding import Decoder, new_cache
+from cavesson.sampling.decoder import Decoder, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.room import spare_columns
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
@@ -153,9 +154,13 @@ def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> Non
 
 
 @torch.no_grad()
-def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor) -> int:
-    """Read prompts `[B, S]` and decode one token, as `Sampler` does; return the bytes of the key-value cache."""
+def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor, waiting: bool) -> int:
+    """Read prompts `[B, S]` and decode one token, as `Sampler` does; return the bytes of the key-value cache.
+
+    `waiting` means that other prompts wait for the places of these.
+    """
     size = prompts.shape[1] + settings.longest
+    size += spare_columns(size, waiting)
     try:
         return _decode(run, policy, settings, prompts, new_cache(policy.model, "static", size))
     except UNSUPPORTED:
@@ -170,7 +175,7 @@ def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Te
     last: list[Tensor] = []
 
     def token(logits: Tensor) -> None:
-        distribution = sampling_logprobs(logits, settings, None)
+        distribution = sampling_logprobs(logits, settings)
         last[:] = [draw(distribution, torch.zeros(len(logits)))]
 
     with ExitStack() as stack:

@@ -1,29 +1,24 @@
-"""Decoding with a key-value cache: one pass over the prompt, then one token at a time.
+"""The choice of a key-value cache: decoding is compared with a full forward pass before it is used.
 
-A preallocated cache is faster, and on a GPU its steps can be replayed as a CUDA graph. But some architectures compute
-different results with it, and some handle padding or the end of a sliding window correctly only in a full pass. So
-decoding is compared with a full forward pass before it is used.
+A preallocated cache is faster, on a GPU its steps can be replayed as a CUDA graph, and rows that have ended can give
+their places to others. But some architectures compute different results with it, and some handle padding or the end of
+a sliding window correctly only in a full pass.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import pad
-from transformers import GenerationConfig, PretrainedConfig, StaticCache
+from transformers import GenerationConfig, PretrainedConfig
 
 from cavesson.data.prompts import padded_prompts
 from cavesson.errors import UserError, first_line
 from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe_ids, tolerance, trunk
-from cavesson.models.policy import Policy, positions
+from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
-from cavesson.models.shared_prompts import distinct
 from cavesson.ops.head import head_logits
-from cavesson.sampling.recorded import RecordedStep, can_record
-
-CacheKind = Literal["recorded", "static", "growing"]
-"""Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
+from cavesson.sampling.decoder import CacheKind, Decoder, keeps_tokens_only, new_cache
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""
@@ -31,65 +26,6 @@ _COMPARED = 3
 """Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
 _KEPT = torch.tensor([2, 0])
 """The rows that are left before the last of these steps."""
-
-
-class Decoder:
-    """Computes the logits of each next token of a batch of rows; rows can leave the batch.
-
-    Args:
-        model: a causal language model.
-        ids: prompts `[B, S]`, padded on the left.
-        mask: 0 on the padding.
-        cache: an empty cache; None = the model creates one.
-        recorded: whether to replay steps as a CUDA graph; `can_record` must hold for the cache.
-    """
-
-    def __init__(self, model: nn.Module, ids: Tensor, mask: Tensor, cache: Any, recorded: bool = False) -> None:
-        self._trunk, self._head = trunk(model), output_head(model).float()
-        self._ids, self._mask, self._position = ids, mask, positions(mask)
-        self._cache, self._recorded = cache, recorded
-        self._step: RecordedStep | None = None
-
-    def read(self) -> Tensor:
-        """Read the prompts and return the logits `[B, V]` of their first tokens."""
-        among = distinct(self._ids, self._mask)
-        prompts = self._ids[among.first], self._mask[among.first], self._position[among.first]
-        logits = self._logits(*prompts)[among.prompt]
-        among.spread(self._cache)
-        self._position = self._position[:, -1:]
-        if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
-            self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._mask.shape[1]), value=1)
-        return logits
-
-    def append(self, token: Tensor) -> Tensor:
-        """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
-        ids, self._position = token[:, None], self._position + 1
-        if not self._recorded:
-            self._mask = pad(self._mask, (0, 1), value=1)
-            return self._logits(ids, self._mask, self._position)
-        if self._step is None:
-            self._step = RecordedStep(self._logits, (ids, self._mask, self._position), self._cache)
-        return self._step(ids, self._mask, self._position)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows of the batch but these `[K]`."""
-        self._step = None
-        self._mask, self._position = self._mask[rows], self._position[rows]
-        self._cache.reorder_cache(rows)
-
-    def _logits(self, ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        output = self._trunk(
-            input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=self._cache, use_cache=True
-        )
-        self._cache = output.get("past_key_values", self._cache)
-        if self._cache is None:
-            raise TypeError("the model keeps none")
-        return head_logits(output.last_hidden_state[:, -1].float(), self._head, 1.0)
-
-
-def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | None:
-    """Return an empty cache for sequences of `size` tokens, or None if the model creates the cache."""
-    return None if kind == "growing" else StaticCache(config=causal(model).config, max_cache_len=size)
 
 
 class FullPasses(NamedTuple):
@@ -130,6 +66,8 @@ class Decoding(NamedTuple):
     cache: CacheKind
     unrecorded: str | None = None
     """on a GPU, why its steps are not replayed as a CUDA graph"""
+    replaces: bool = False
+    """whether rows that have ended can give their places to others"""
 
 
 @torch.no_grad()
@@ -143,12 +81,12 @@ def choose_decoding(model: nn.Module, size: int, expected: FullPasses) -> Decodi
     if causal(model).device.type == "cuda":
         unrecorded = _unrecorded(model, size, expected)
         if unrecorded is None:
-            return Decoding("recorded")
+            return Decoding("recorded", replaces=True)
     caches: tuple[CacheKind, ...] = ("static", "growing")
     for cache in caches:
         reason = _disagreement(model, cache, size, expected)
         if reason is None:
-            return Decoding(cache, unrecorded)
+            return Decoding(cache, unrecorded, keeps_tokens_only(new_cache(model, cache, size)))
     raise UserError(f"{kind} cannot be sampled from: decoding with a cache {reason}; choose another architecture")
 
 
@@ -214,7 +152,7 @@ def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None
     """Return why steps cannot be replayed as a CUDA graph, or None if they can."""
     if any(isinstance(weight, DTensor) for weight in model.parameters()):
         return "the weights are sharded"
-    if not can_record(new_cache(model, "recorded", size)):
+    if not keeps_tokens_only(new_cache(model, "recorded", size)):
         return "the cache keeps more than keys and values of all tokens"
     reason = _disagreement(model, "recorded", size, expected)
     return None if reason is None else f"decoding {reason}"
@@ -224,27 +162,33 @@ def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPa
     """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
     try:
         with without_rounding(model):
-            seen = _decoded(model, kind, size, expected)
+            seen, wanted = _decoded(model, kind, size, expected)
         if kind == "recorded":  # the kernels of quantized layers too, some of which wait for the GPU
             _decoded(model, kind, size, expected)
     except torch.OutOfMemoryError:
         raise
     except UNSUPPORTED as error:
         return f"raises {type(error).__name__} ({first_line(error)})"
-    kept = _KEPT.to(seen.device)
-    wanted = torch.cat([expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]])
     if bool(close(seen, wanted, causal(model).dtype).all()):
         return None
     difference = (seen.log_softmax(-1) - wanted.log_softmax(-1)).abs().max()
     return f"differs from a full forward pass by up to {float(difference):.2g} nats"
 
 
-def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Tensor:
-    """Return the logits of the tokens that are compared, those of each step after those of the one before."""
+def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> tuple[Tensor, Tensor]:
+    """Return the logits of the tokens that are compared, and those of the full passes, in the order of the steps."""
     device = causal(model).device
     batch, answers, kept = padded_prompts(expected.prompts), expected.answers.to(device), _KEPT.to(device)
     ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
-    decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
-    logits = [decoder.read(), decoder.append(answers[:, 0])]
+    cache = new_cache(model, kind, size)
+    decoder = Decoder(model, ids, mask, cache, kind == "recorded")
+    logits, wanted = [decoder.read(), decoder.append(answers[:, 0])], [expected.logits[:, 0], expected.logits[:, 1]]
     decoder.keep(kept)
-    return torch.cat([*logits, decoder.append(answers[kept, 1])])
+    if keeps_tokens_only(cache):  # of rows 2 and 0, the second begins again
+        logits.append(decoder.replace(kept.new_tensor([1]), ids[:1], mask[:1]))
+        logits.append(decoder.append(torch.stack([answers[2, 1], answers[0, 0]])))
+        wanted += [expected.logits[:1, 0], expected.logits[2:, 2], expected.logits[:1, 1]]
+    else:
+        logits.append(decoder.append(answers[kept, 1]))
+        wanted.append(expected.logits[kept, 2])
+    return torch.cat(logits), torch.cat(wanted)

@@ -6,17 +6,21 @@ from torch import Tensor
 from cavesson.sampling.settings import DecodingSettings
 
 
-def sampling_logprobs(logits: Tensor, settings: DecodingSettings, banned: Tensor | None) -> Tensor:
+def without(logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+    """Return logits `[B, V]` with which some tokens cannot be drawn in the rows `[B]` for which `rows` is true."""
+    found = logits.clone()
+    found[rows.nonzero(), tokens] = -torch.inf
+    return found
+
+
+def sampling_logprobs(logits: Tensor, settings: DecodingSettings) -> Tensor:
     """Return the log-probabilities `[B, V]` of the distribution to sample from.
 
     Args:
-        logits: of the model, `[B, V]`, float32.
+        logits: of the model, `[B, V]`, float32; -inf for tokens that cannot be drawn.
         settings: temperature, top-k, top-p.
-        banned: token ids that may not be sampled at this position (before the minimum length), or None.
     """
     logits = logits / settings.temperature
-    if banned is not None:
-        logits = logits.index_fill(1, banned, -torch.inf)
     if settings.top_k:
         kth = logits.topk(min(settings.top_k, logits.shape[1])).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)

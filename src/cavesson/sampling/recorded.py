@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import StaticCache
-from transformers.cache_utils import StaticLayer
 
 
 class RecordedStep:
@@ -21,7 +20,7 @@ class RecordedStep:
     Args:
         compute: returns the logits of the inputs, and appends their keys and values to the cache.
         inputs: example inputs, of the shapes of all later ones.
-        cache: that `compute` appends to; `can_record` must hold.
+        cache: that `compute` appends to; `keeps_tokens_only` must hold.
     """
 
     def __init__(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], cache: StaticCache) -> None:
@@ -40,11 +39,3 @@ class RecordedStep:
             kept.copy_(given)
         self._graph.replay()
         return self._logits
-
-
-def can_record(cache: object) -> bool:
-    """Return whether a cache keeps all that it counts in GPU memory: a graph repeats nothing that Python does."""
-    return isinstance(cache, StaticCache) and all(
-        type(layer) is StaticLayer and isinstance(getattr(layer, "cumulative_length", None), Tensor)
-        for layer in cache.layers
-    )

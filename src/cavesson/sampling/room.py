@@ -35,7 +35,7 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
         )
     device = causal(model).device
     needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
-    needs[device] = needs.get(device, 0) + cache_bytes(model, rows, prompt + longest)
+    needs[device] = needs.get(device, 0) + _kept_bytes(model, responses, rows, prompt, prompt + longest)
     for place, size in needs.items():
         free = free_memory(place)
         if size > free:
@@ -59,6 +59,34 @@ def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
             f"a prompt has the token {largest}, but the model has embeddings for {rows:,} tokens only: the tokenizer "
             "belongs to another model, or tokens were added to it without model.resize_token_embeddings"
         )
+
+
+def replaced(rows: int) -> int:
+    """Return how many rows have to end before they give their places to waiting prompts.
+
+    Not one by one: it takes about as long to read one prompt as several. Nor more at once, because what is read is kept
+    twice meanwhile.
+    """
+    return max(1, rows // 8)
+
+
+def spare_columns(size: int, waiting: bool) -> int:
+    """Return how many columns the cache has beyond those of the longest sequence, of `size` tokens.
+
+    Rows that begin later need them; with few of them, what has been read is moved often.
+
+    Args:
+        size: number of tokens of the longest sequence.
+        waiting: whether prompts wait for others to end.
+    """
+    return size // 8 + 1 if waiting else 0
+
+
+def _kept_bytes(model: nn.Module, responses: int, rows: int, prompt: int, size: int) -> int:
+    """Return the bytes of the keys and values of all rows, and of the prompts that take the places of some."""
+    if rows >= responses:
+        return cache_bytes(model, rows, size)
+    return cache_bytes(model, rows, size + spare_columns(size, True)) + cache_bytes(model, replaced(rows), prompt)
 
 
 @torch.no_grad()

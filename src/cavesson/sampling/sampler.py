@@ -1,5 +1,7 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,18 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
-from cavesson.sampling.decoding import (
-    CacheKind,
-    Decoder,
-    Decoding,
-    check_scoring,
-    choose_decoding,
-    full_passes,
-    new_cache,
-)
-from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
+from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
+from cavesson.sampling.distribution import draw, sampling_logprobs, without
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
-from cavesson.sampling.room import check_room
+from cavesson.sampling.room import check_room, replaced, spare_columns
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
@@ -95,11 +90,11 @@ class Sampler:
         )
         limits = length_limits(self.settings, self.seed, step, rows)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
-        size = self.settings.batch_size or len(rows)
+        at_once = self.settings.batch_size or len(rows)
         with gathered(self.policy):
             parts = [
-                self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings)
-                for part in torch.arange(len(rows)).split(size)
+                self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings, at_once)
+                for part in torch.arange(len(rows)).split(len(rows) if self.decoding.replaces else at_once)
             ]
         return joined(parts)
 
@@ -110,36 +105,64 @@ class Sampler:
         """Do nothing, as the engine holds only memory."""
 
     def _sample_part(
-        self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64], settings: DecodingSettings
+        self,
+        prompts: Batch,
+        limits: NDArray[np.int64],
+        uniforms: NDArray[np.float64],
+        settings: DecodingSettings,
+        at_once: int,
     ) -> Responses:
-        growing = Growing(len(prompts), limits, self.eos.tolist(), self.stop)
-        device, model = self.eos.device, self.policy.model
-        numbers, rows = torch.from_numpy(uniforms).to(device), torch.arange(len(prompts), device=device)
-        logprobs = torch.zeros(len(prompts), longest := int(limits.max()), device=device)
-        ids, mask = (prompts[name].to(device) for name in ("prompt_ids", "prompt_mask"))
-        kind = self.decoding.cache
-        decoder = Decoder(model, ids, mask, new_cache(model, kind, ids.shape[1] + longest), kind == "recorded")
-        logits = decoder.read()
-        for t in range(longest):
-            token, logprobs[rows, t] = self._next(logits, settings, t, numbers[rows, t])
-            growing.append(numbered := rows.tolist(), token.tolist())
-            if growing.all_done:
-                break
-            if len(left := growing.left(numbered)) <= KEPT[kind] * len(rows):
-                kept = torch.tensor(left, device=device)
-                rows, token = rows[kept], token[kept]
-                decoder.keep(kept)
-            logits = decoder.append(token)
-        versions = torch.full(logprobs.shape, self._version)
-        return growing.responses(logprobs, versions)
+        """Sample responses to some prompts, the first ones at once; the others wait for their places."""
+        kind, model, longest = self.decoding.cache, self.policy.model, int(limits.max())
+        ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
+        spare = spare_columns(size := ids.shape[1] + longest, at_once < len(ids))
+        cache = new_cache(model, kind, size + spare)
+        decoder = Decoder(model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
+        drawn = _Drawn(Growing(len(ids), limits, self.eos.tolist(), self.stop), torch.from_numpy(uniforms), self.eos)
+        rows, waiting = list(range(len(ids)))[:at_once], list(range(len(ids)))[at_once:]
+        token = drawn(rows, decoder.read(), settings)
+        while (left := drawn.growing.left(rows)) or waiting:
+            if waiting and len(rows) - len(left) >= replaced(at_once):
+                ended = sorted({*range(len(rows))} - {*left})[: min(replaced(at_once), len(waiting))]
+                new, waiting = waiting[: len(ended)], waiting[len(ended) :]
+                for place, row in zip(ended, new, strict=True):
+                    rows[place] = row
+                token[ended] = drawn(new, decoder.replace(ids.new_tensor(ended), ids[new], mask[new]), settings)
+                continue
+            if len(left) <= KEPT[kind] * len(rows):
+                rows, token = [rows[place] for place in left], token[left]
+                decoder.keep(ids.new_tensor(left))
+            token = drawn(rows, decoder.append(token), settings)
+        return drawn.growing.responses(drawn.logprobs, torch.full(drawn.logprobs.shape, self._version))
 
-    def _next(self, logits: Tensor, settings: DecodingSettings, t: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens `[B]` at position t, and their log-probabilities under the distribution sampled from."""
-        banned = self.eos if t < settings.min_new_tokens else None
+
+class _Drawn:
+    """The tokens drawn for the rows of a batch, each with the random number of its row and place.
+
+    Args:
+        growing: the responses to append to.
+        uniforms: random numbers `[N, T]`.
+        eos: the end tokens.
+    """
+
+    def __init__(self, growing: Growing, uniforms: Tensor, eos: Tensor) -> None:
+        self.growing = growing
+        self._uniforms, self._eos = uniforms.to(eos.device), eos
+        # One more column than a response has tokens, for what is drawn in rows that have ended and are still there.
+        self.logprobs = torch.zeros(len(uniforms), uniforms.shape[1] + 1, device=eos.device)
+        self._count = torch.zeros(len(uniforms), dtype=torch.int64, device=eos.device)
+
+    def __call__(self, rows: Sequence[int], logits: Tensor, settings: DecodingSettings) -> Tensor:
+        """Draw the next token `[B]` of rows from their logits `[B, V]`, and append it to their responses."""
+        index = torch.tensor(rows, device=logits.device)
+        at = self._count[index].clamp_max(self._uniforms.shape[1])
+        allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
         if settings.temperature == 0:
-            distribution = logits.log_softmax(-1)
-            token = (logits if banned is None else logits.index_fill(1, banned, -torch.inf)).argmax(-1)
+            distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
         else:
-            distribution = sampling_logprobs(logits, settings, banned)
-            token = draw(distribution, numbers)
-        return token, distribution.gather(1, token[:, None]).squeeze(1)
+            distribution = sampling_logprobs(allowed, settings)
+            token = draw(distribution, self._uniforms[index, at.clamp_max(self._uniforms.shape[1] - 1)])
+        self.logprobs[index, at] = distribution.gather(1, token[:, None]).squeeze(1)
+        self._count[index] += 1
+        self.growing.append(rows, token.tolist())
+        return token

@@ -27,7 +27,7 @@ class DecodingSettings(Settings):
     eos_token_ids: tuple[int, ...] = ()
     """tokens that end a response; empty = those of the model's generation config and tokenizer"""
     batch_size: int = Field(0, ge=0)
-    """responses sampled at the same time; 0 = all of the step"""
+    """responses sampled at the same time; 0 = all of the step. As these end, the next ones begin"""
 
     @property
     def filters(self) -> list[str]:

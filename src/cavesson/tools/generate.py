@@ -28,6 +28,11 @@ from cavesson.train.rollouts import Collector
 FORMATS = (".jsonl", ".json", ".parquet")
 
 
+_BATCHES = 4
+"""Batches of responses that are sampled together: the more, the fewer places are empty; the fewer, the sooner responses
+are there."""
+
+
 class Response(NamedTuple):
     """One response."""
 
@@ -73,11 +78,14 @@ def responses(
     chosen = range(len(prompts)) if indices is None else indices
     total = len(chosen) * settings.samples
     check_embedded(policy.model, (prompts.ids[index] for index in chosen))
-    sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
-    sampler.prepare(min(total, settings.batch_size), max((len(prompts.ids[index]) for index in chosen), default=0))
+    at_once = min(settings.batch_size, settings.sampling.batch_size or settings.batch_size)
+    sampling = settings.sampling.model_copy(update={"batch_size": at_once})
+    sampler = Sampler(policy, tokenizer, sampling, settings.seed)
+    size = settings.batch_size * _BATCHES
+    sampler.prepare(min(total, size), max((len(prompts.ids[index]) for index in chosen), default=0))
     collector = Collector(prompts, sampler, (), tokenizer)
-    for start in range(0, total, settings.batch_size):
-        rows = range(start, min(start + settings.batch_size, total))
+    for start in range(0, total, size):
+        rows = range(start, min(start + size, total))
         groups = [row // settings.samples for row in rows]
         rollouts = collector.generate([chosen[group] for group in groups], 0, rows)
         lengths = rollouts["mask"].sum(1).long().tolist()

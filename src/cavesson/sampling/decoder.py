@@ -1,0 +1,138 @@
+"""Decoding with a key-value cache: one pass over the prompts, then one token at a time.
+
+All rows append to the same column of the cache, prompts being padded on the left. A row that has ended can leave the
+batch, or give its place to another prompt, which then ends in the present column.
+"""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
+
+from cavesson.models.parts import causal, output_head, trunk
+from cavesson.models.policy import positions
+from cavesson.models.shared_prompts import distinct
+from cavesson.ops.head import head_logits
+from cavesson.sampling.recorded import RecordedStep
+
+CacheKind = Literal["recorded", "static", "growing"]
+"""Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
+
+
+class Decoder:
+    """Computes the logits of each next token of a batch of rows.
+
+    Args:
+        model: a causal language model.
+        ids: prompts `[B, S]`, padded on the left.
+        mask: 0 on the padding.
+        cache: an empty cache; None = the model creates one.
+        recorded: whether to replay steps as a CUDA graph; `keeps_tokens_only` must hold for the cache.
+        spare: columns of the cache beyond those of the longest sequence, for rows that are replaced: when the cache is
+            full, all rows move by one column more than these. 0 = no row will be replaced.
+    """
+
+    def __init__(
+        self, model: nn.Module, ids: Tensor, mask: Tensor, cache: Any, recorded: bool = False, spare: int = 0
+    ) -> None:
+        self._model, self._trunk, self._head = model, trunk(model), output_head(model).float()
+        self._ids, self._mask, self._position = ids, mask, positions(mask)[:, -1:]
+        self._cache, self._recorded, self._spare = cache, recorded, spare
+        self._columns = ids.shape[1]
+        self._step: RecordedStep | None = None
+
+    def read(self) -> Tensor:
+        """Read the prompts and return the logits `[B, V]` of their first tokens."""
+        logits, self._cache = self._read(self._ids, self._mask, self._cache)
+        if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
+            self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._columns), value=1)
+        return logits
+
+    def append(self, token: Tensor) -> Tensor:
+        """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
+        if self._spare:
+            self._make_room(self._cache.layers[0].max_cache_len)
+        ids, self._position, self._columns = token[:, None], self._position + 1, self._columns + 1
+        if not self._recorded:
+            self._mask = pad(self._mask, (0, 1), value=1)
+            return self._next(ids, self._mask, self._position)
+        if self._step is None:
+            self._step = RecordedStep(self._next, (ids, self._mask, self._position), self._cache)
+        return self._step(ids, self._mask, self._position)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows of the batch but these `[K]`."""
+        self._step = None
+        self._mask, self._position = self._mask[rows], self._position[rows]
+        self._cache.reorder_cache(rows)
+
+    def replace(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Put prompts `[K, S]`, padded on the left, in the place of rows `[K]` that have ended.
+
+        `keeps_tokens_only` must hold for the cache, and no prompt may be longer than the longest that was read first.
+
+        Returns:
+            the logits `[K, V]` of the first tokens after the prompts.
+        """
+        width = int(mask.sum(1).max())
+        ids, mask = ids[:, -width:], mask[:, -width:]
+        logits, cache = self._read(ids, mask, new_cache(self._model, "static", width))
+        columns = slice(self._columns - width, self._columns)
+        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+            mine.keys[rows, :, columns], mine.values[rows, :, columns] = theirs.keys, theirs.values
+        self._mask = self._mask.clone()
+        self._mask[rows, : columns.start], self._mask[rows, columns] = 0, mask
+        self._position = self._position.index_copy(0, rows, positions(mask)[:, -1:])
+        return logits
+
+    def _make_room(self, size: int) -> None:
+        """Move what all rows have read to the left if the cache is full; no row that runs loses a token by it."""
+        # What rows that have ended still append is not used, but its position must exist.
+        self._position = self._position.clamp_max(size - self._spare - 2)
+        if self._columns < size:
+            return
+        by = self._spare + 1
+        for layer in self._cache.layers:
+            for kept in (layer.keys, layer.values):
+                kept[:, :, :-by] = kept[:, :, by:].clone()
+            layer.cumulative_length.sub_(by)
+        self._columns -= by
+        self._mask = pad(self._mask[:, by:], (0, by if self._recorded else 0), value=1)
+
+    def _read(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Read prompts into an empty cache; return the logits `[B, V]` of their first tokens, and the cache."""
+        among, position = distinct(ids, mask), positions(mask)
+        logits, cache = self._logits(ids[among.first], mask[among.first], position[among.first], cache)
+        among.spread(cache)
+        return logits[among.prompt], cache
+
+    def _next(self, ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        logits, self._cache = self._logits(ids, mask, position, self._cache)
+        return logits
+
+    def _logits(self, ids: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        output = self._trunk(
+            input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+        )
+        cache = output.get("past_key_values", cache)
+        if cache is None:
+            raise TypeError("the model keeps none")
+        return head_logits(output.last_hidden_state[:, -1].float(), self._head, 1.0), cache
+
+
+def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | None:
+    """Return an empty cache for sequences of `size` tokens, or None if the model creates the cache."""
+    return None if kind == "growing" else StaticCache(config=causal(model).config, max_cache_len=size)
+
+
+def keeps_tokens_only(cache: object) -> bool:
+    """Return whether all that a cache keeps are keys and values of all tokens, and their number in a tensor.
+
+    A CUDA graph can then be recorded, which repeats nothing that Python does, and rows can be replaced.
+    """
+    return isinstance(cache, StaticCache) and all(
+        type(layer) is StaticLayer and isinstance(getattr(layer, "cumulative_length", None), Tensor)
+        for layer in cache.layers
+    )

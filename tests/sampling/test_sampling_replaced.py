@@ -1,0 +1,180 @@
+"""Rows that have ended give their places to waiting prompts; every response is what it is without any other."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sampling_helpers import PROMPTS, absolute_policy, prompts, sampled, sharp_policy, tokens
+from torch.nn.functional import pad
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+sys.path.append(str(Path(__file__).parents[1] / "models"))
+from small_models import small_model
+
+from cavesson.data.prompts import padded_prompts
+from cavesson.errors import UserError
+from cavesson.models.load import prepare
+from cavesson.models.parts import trunk
+from cavesson.models.policy import Policy
+from cavesson.sampling import room
+from cavesson.sampling.decoder import Decoder, new_cache
+from cavesson.sampling.decoding import choose_decoding, full_passes
+from cavesson.sampling.responses import Responses
+from cavesson.sampling.room import cache_bytes, check_room, replaced, spare_columns
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
+
+TEXTS = PROMPTS * 8
+MANY_EOS = tuple(range(60, 100))
+
+
+def steps_of(policy: Policy, tokenizer: PreTrainedTokenizerBase, **chosen: object) -> tuple[list[int], Responses]:
+    """Return the rows of each decoding step, and the responses to 40 prompts."""
+    rows: list[int] = []
+
+    def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
+        if shapes["input_ids"].shape[1] < shapes["attention_mask"].shape[1]:
+            rows.append(len(shapes["input_ids"]))
+
+    sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, TEXTS)
+    sampler.prepare(*batch["prompt_ids"].shape)
+    with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
+        responses = sampler.sample(batch, 0, range(len(TEXTS)))
+    return rows, responses
+
+
+def assert_equal(seen: Responses, expected: Responses) -> None:
+    assert tokens(seen) == tokens(expected)
+    assert seen.finish_reasons == expected.finish_reasons
+    torch.testing.assert_close(seen.sampler_logprob, expected.sampler_logprob, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"random_length": (1, 24)},
+        {"max_new_tokens": 24, "eos_token_ids": MANY_EOS},
+        {"max_new_tokens": 24, "eos_token_ids": MANY_EOS, "min_new_tokens": 5},
+        {"max_new_tokens": 24, "eos_token_ids": MANY_EOS, "temperature": 0, "min_new_tokens": 2},
+        {"max_new_tokens": 24, "stop": ("a", "e"), "temperature": 2.0},
+        {"max_new_tokens": 24},
+    ],
+    ids=str,
+)
+def test_replacing_rows_changes_no_response(make, chosen, tokenizer):
+    _, whole = sampled(make(), tokenizer, TEXTS, **chosen)
+    _, parts = sampled(make(), tokenizer, TEXTS, batch_size=8, **chosen)
+    assert_equal(parts, whole)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8, 39])
+def test_places_are_rarely_empty(batch_size, tokenizer):
+    """While prompts wait, fewer places are empty than would be filled together; the last rows end by themselves."""
+    rows, responses = steps_of(sharp_policy(), tokenizer, random_length=(1, 24), batch_size=batch_size)
+    lengths = [len(ids) for ids in tokens(responses)]
+    decoded = sum(lengths) - len(lengths)  # the first token of each needs no step
+    assert max(rows) == batch_size and sum(rows) >= decoded
+    assert len(rows) <= decoded / (batch_size - replaced(batch_size) + 1) + max(lengths)
+    in_parts = sum(max(lengths[first : first + batch_size]) - 1 for first in range(0, 40, batch_size))
+    assert len(rows) < 0.8 * in_parts or batch_size in (1, 39)
+
+
+def test_prompts_that_take_places_are_read_in_small_parts(tokenizer):
+    """What is read is kept twice for a moment, so that its memory must be bounded; here, sixteen rows end together."""
+    read: list[int] = []
+
+    def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
+        if shapes["input_ids"].shape == shapes["attention_mask"].shape:
+            read.append(len(shapes["input_ids"]))
+
+    policy, texts = sharp_policy(), [f"{n} bridges" for n in range(10, 50)]
+    sampler = Sampler(policy, tokenizer, SamplingSettings(max_new_tokens=5, batch_size=16), seed=0)
+    batch = prompts(tokenizer, texts)
+    sampler.prepare(*batch["prompt_ids"].shape)
+    with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
+        sampler.sample(batch, 0, range(len(texts)))
+    assert read == [16] + 12 * [2]
+
+
+def short_policy() -> Policy:
+    """A GPT-2 with no more positions than the longest sequence has tokens."""
+    config = GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, n_positions=4 + 6, initializer_range=0.2)
+    return Policy(prepare(GPT2LMHeadModel(config)))
+
+
+# The fourth row, of full length, has one more token to append when the cache is full.
+@example(sharp_policy, [(4, 4), (1, 6), (1, 6), (4, 6), (1, 6), (1, 6), (1, 6)], 1, 1)
+@settings(deadline=None)
+@given(
+    st.sampled_from([sharp_policy, short_policy]),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), min_size=12, max_size=30),
+    st.integers(1, 3),
+    st.integers(1, 2),
+)
+@torch.no_grad()
+def test_logits_are_those_of_each_row_alone(make, lengths, spare, ended):
+    """Whenever rows end and are replaced, and whenever the cache is full: prompts of up to 4 tokens, responses of 6."""
+    model, vocabulary = make().model, torch.Generator().manual_seed(len(lengths))
+    rows = [torch.randint(3, 250, (prompt + response,), generator=vocabulary) for prompt, response in lengths]
+    batch = padded_prompts([row[:prompt].tolist() for row, (prompt, _) in zip(rows, lengths, strict=True)])
+    ids, mask = pad(batch["prompt_ids"], (4 - batch["prompt_ids"].shape[1], 0)), batch["prompt_mask"]
+    mask = pad(mask, (4 - mask.shape[1], 0))
+    given = mask.clone()
+    decoder = Decoder(model, ids[:3], mask[:3], new_cache(model, "static", 4 + 6 + spare), spare=spare)
+    running, appended = [0, 1, 2], [0, 0, 0]
+    check = partial(assert_alone, model, rows, lengths)
+    check(decoder.read(), running, appended)
+    for row in range(3, len(rows)):
+        while len(places := [i for i in range(3) if appended[i] >= lengths[running[i]][1] - 1]) < ended:
+            token = [rows[name][: lengths[name][0] + n + 1][-1] for name, n in zip(running, appended, strict=True)]
+            appended = [count + 1 for count in appended]
+            check(decoder.append(torch.stack(token)), running, appended)
+        running[places[0]], appended[places[0]] = row, 0
+        check(decoder.replace(torch.tensor(places[:1]), ids[[row]], mask[[row]]), [row], [0])
+    assert torch.equal(mask, given)
+
+
+def assert_alone(
+    model: torch.nn.Module,
+    rows: list[torch.Tensor],
+    lengths: list[tuple[int, int]],
+    logits: torch.Tensor,
+    names: list[int],
+    appended: list[int],
+) -> None:
+    for seen, name, count in zip(logits, names, appended, strict=True):
+        if count < lengths[name][1]:
+            alone = model(input_ids=rows[name][None, : lengths[name][0] + count], use_cache=False).logits[0, -1]
+            torch.testing.assert_close(seen, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_that_keeps_a_window_is_filled_anew_for_each_part(tokenizer):
+    model = small_model("gemma2")
+    assert not choose_decoding(model, 40, full_passes(model, 40)).replaces
+    assert choose_decoding(small_model("qwen2"), 40, full_passes(small_model("qwen2"), 40)).replaces
+    chosen = {"random_length": (1, 24), "eos_token_ids": (40,)}
+    texts = [text[:8] for text in TEXTS[:10]]
+    _, whole = sampled(Policy(model), tokenizer, texts, **chosen)
+    _, parts = sampled(Policy(model), tokenizer, texts, batch_size=4, **chosen)
+    assert_equal(parts, whole)
+
+
+def test_room_for_rows_that_begin_later_is_counted(monkeypatch):
+    config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=9)
+    model = prepare(LlamaForCausalLM(config))
+    per_token = 2 * 2 * 32 * 4  # keys and values of two layers, in float32
+    assert spare_columns(79, True) == 10 and spare_columns(79, False) == 0
+    of_responses = 32 * 70 * room.BYTES_PER_TOKEN
+    needed = of_responses + per_token * (16 * (79 + 10) + 2 * 9)
+    assert cache_bytes(model, 16, 89) + cache_bytes(model, 2, 9) == needed - of_responses
+    monkeypatch.setattr(room, "free_memory", lambda device: needed)
+    check_room(model, 32, 16, 9, 70)
+    monkeypatch.setattr(room, "free_memory", lambda device: needed - 1)
+    with pytest.raises(UserError, match="sampling 16 responses"):
+        check_room(model, 32, 16, 9, 70)
+    check_room(model, 16, 16, 9, 70)
