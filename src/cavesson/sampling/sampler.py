@@ -1,11 +1,10 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.models.policy import Policy
@@ -119,20 +118,23 @@ class Sampler:
         cache = new_cache(model, kind, size + spare)
         decoder = Decoder(model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
         drawn = _Drawn(Growing(len(ids), limits, self.eos.tolist(), self.stop), torch.from_numpy(uniforms), self.eos)
-        rows, waiting = list(range(len(ids)))[:at_once], list(range(len(ids)))[at_once:]
-        token = drawn(rows, decoder.read(), settings)
-        while (left := drawn.growing.left(rows)) or waiting:
-            if waiting and len(rows) - len(left) >= replaced(at_once):
-                ended = sorted({*range(len(rows))} - {*left})[: min(replaced(at_once), len(waiting))]
-                new, waiting = waiting[: len(ended)], waiting[len(ended) :]
-                for place, row in zip(ended, new, strict=True):
-                    rows[place] = row
-                token[ended] = drawn(new, decoder.replace(ids.new_tensor(ended), ids[new], mask[new]), settings)
+        everyone = torch.arange(len(ids), device=ids.device)
+        rows, waiting = everyone[:at_once], everyone[at_once:]
+        count = torch.zeros_like(rows)
+        token = drawn(rows, count, decoder.read(), settings)
+        while (left := drawn.growing.left(names := rows.tolist())) or len(waiting):
+            if len(waiting) and len(names) - len(left) >= replaced(at_once):
+                ended = sorted({*range(len(names))} - {*left})[: min(replaced(at_once), len(waiting))]
+                places, new, waiting = ids.new_tensor(ended), waiting[: len(ended)], waiting[len(ended) :]
+                rows[places], count[places] = new, 0
+                token[places] = drawn(new, count[places], decoder.replace(places, ids[new], mask[new]), settings)
                 continue
-            if len(left) <= KEPT[kind] * len(rows):
-                rows, token = [rows[place] for place in left], token[left]
-                decoder.keep(ids.new_tensor(left))
-            token = drawn(rows, decoder.append(token), settings)
+            if len(left) <= KEPT[kind] * len(names):
+                kept = ids.new_tensor(left)
+                rows, count, token = rows[kept], count[kept], token[kept]
+                decoder.keep(kept)
+            count += 1
+            token = drawn(rows, count, decoder.append(token), settings)
         return drawn.growing.responses(drawn.logprobs, torch.full(drawn.logprobs.shape, self._version))
 
 
@@ -147,22 +149,26 @@ class _Drawn:
 
     def __init__(self, growing: Growing, uniforms: Tensor, eos: Tensor) -> None:
         self.growing = growing
-        self._uniforms, self._eos = uniforms.to(eos.device), eos
         # One more column than a response has tokens, for what is drawn in rows that have ended and are still there.
-        self.logprobs = torch.zeros(len(uniforms), uniforms.shape[1] + 1, device=eos.device)
-        self._count = torch.zeros(len(uniforms), dtype=torch.int64, device=eos.device)
+        self._uniforms, self._eos = pad(uniforms, (0, 1)).to(eos.device), eos
+        self.logprobs = torch.zeros(self._uniforms.shape, device=eos.device)
 
-    def __call__(self, rows: Sequence[int], logits: Tensor, settings: DecodingSettings) -> Tensor:
-        """Draw the next token `[B]` of rows from their logits `[B, V]`, and append it to their responses."""
-        index = torch.tensor(rows, device=logits.device)
-        at = self._count[index].clamp_max(self._uniforms.shape[1])
+    def __call__(self, rows: Tensor, count: Tensor, logits: Tensor, settings: DecodingSettings) -> Tensor:
+        """Draw the next token `[B]` of rows that have `count` tokens, and append it to their responses.
+
+        Args:
+            rows: `[B]`
+            count: `[B]`
+            logits: `[B, V]`
+            settings: how to sample.
+        """
+        at = count.clamp_max(self._uniforms.shape[1] - 1)
         allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
         if settings.temperature == 0:
             distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
         else:
             distribution = sampling_logprobs(allowed, settings)
-            token = draw(distribution, self._uniforms[index, at.clamp_max(self._uniforms.shape[1] - 1)])
-        self.logprobs[index, at] = distribution.gather(1, token[:, None]).squeeze(1)
-        self._count[index] += 1
-        self.growing.append(rows, token.tolist())
+            token = draw(distribution, self._uniforms[rows, at])
+        self.logprobs[rows, at] = distribution.gather(1, token[:, None]).squeeze(1)
+        self.growing.append(rows.tolist(), token.tolist())
         return token
