@@ -17,7 +17,7 @@ from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.sampling.decoder import CacheKind
-from cavesson.sampling.decoding import check_generate, check_scoring, choose_decoding, full_passes
+from cavesson.sampling.decoding import Decoding, check_generate, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.responses import Responses
 from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler
@@ -64,11 +64,12 @@ def test_an_architecture_is_sampled_and_scored_correctly_or_refused(architecture
         return
     assert cache_of(model, PROMPTS["prompt_ids"].shape[1] + LONGEST) == kind
     policy = Policy(model)
-    data, responses = sampled(policy, PROMPTS)
     with torch.no_grad():
-        own = own_logprobs(model, data, 1.0)
-        inside = data["mask"] > 0
-        torch.testing.assert_close(responses.sampler_logprob[inside], chosen(own, data), atol=0.005, rtol=0)
+        for at_once in (1, 0):  # one after the other, in the same place if the cache allows it, and all together
+            data, responses = sampled(policy, PROMPTS, batch_size=at_once)
+            own = own_logprobs(model, data, 1.0)
+            inside = data["mask"] > 0
+            torch.testing.assert_close(responses.sampler_logprob[inside], chosen(own, data), atol=0.005, rtol=0)
         for policy.shares_prompts in (False, True):
             torch.testing.assert_close(policy(data).logprob[inside], chosen(own, data), atol=0.005, rtol=0)
         # ln 258 = 5.55 is what a uniform model would say.
@@ -98,6 +99,21 @@ def test_the_real_size_of_the_cache_decides(size, kind):
     assert cache_of(small_model("gpt_neo", window_size=256), size) == kind
 
 
+@pytest.mark.parametrize(("size", "replaces"), [(227, True), (228, False), (256, False)])
+def test_rows_are_replaced_if_the_cache_is_right_with_spare_columns_too(size, replaces):
+    """Local attention sees 256 columns, and 228 with their spare ones are 257."""
+    model = small_model("gpt_neo", window_size=256)
+    assert choose_decoding(model, size, full_passes(model, size)) == Decoding("static", replaces=replaces)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "default"])
+def test_rows_are_not_replaced_where_frequencies_depend_on_the_batch(kind):
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {}
+    model = small_model("llama", sliding_window=None, head_dim=8, rope_parameters=rope | factors)
+    assert choose_decoding(model, 40, full_passes(model, 40)).replaces == (kind == "default")
+
+
 def test_a_model_that_differs_beyond_its_window_is_sampled_within_it():
     model = small_model("moshi")
     # The last token of a response is never read: of a sequence one longer than the window, all is seen.
@@ -122,7 +138,7 @@ def test_the_comparison_reads_few_tokens_and_draws_no_random_number():
     before = torch.get_rng_state()
     assert [cache_of(model, 100_000) for _ in range(2)] == ["static", "static"]
     assert torch.equal(torch.get_rng_state(), before)
-    assert sum(tokens) / 2 <= 32
+    assert sum(tokens) / 2 <= 48
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "mamba", "bloom", "granite", "jamba"])

@@ -24,7 +24,7 @@ from cavesson.sampling import room
 from cavesson.sampling.decoder import Decoder, new_cache
 from cavesson.sampling.decoding import choose_decoding, full_passes
 from cavesson.sampling.responses import Responses
-from cavesson.sampling.room import cache_bytes, check_room, replaced, spare_columns
+from cavesson.sampling.room import cache_bytes, check_room, replaced_together, spare_columns
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 
@@ -42,6 +42,7 @@ def steps_of(policy: Policy, tokenizer: PreTrainedTokenizerBase, **chosen: objec
 
     sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, TEXTS)
     sampler.prepare(*batch["prompt_ids"].shape)
+    assert sampler.decoding.replaces
     with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
         responses = sampler.sample(batch, 0, range(len(TEXTS)))
     return rows, responses
@@ -67,6 +68,8 @@ def assert_equal(seen: Responses, expected: Responses) -> None:
     ids=str,
 )
 def test_replacing_rows_changes_no_response(make, chosen, tokenizer):
+    model = make().model
+    assert choose_decoding(model, 46, full_passes(model, 46)).replaces
     _, whole = sampled(make(), tokenizer, TEXTS, **chosen)
     _, parts = sampled(make(), tokenizer, TEXTS, batch_size=8, **chosen)
     assert_equal(parts, whole)
@@ -79,7 +82,7 @@ def test_places_are_rarely_empty(batch_size, tokenizer):
     lengths = [len(ids) for ids in tokens(responses)]
     decoded = sum(lengths) - len(lengths)  # the first token of each needs no step
     assert max(rows) == batch_size and sum(rows) >= decoded
-    assert len(rows) <= decoded / (batch_size - replaced(batch_size) + 1) + max(lengths)
+    assert len(rows) <= decoded / (batch_size - replaced_together(batch_size) + 1) + max(lengths)
     in_parts = sum(max(lengths[first : first + batch_size]) - 1 for first in range(0, 40, batch_size))
     assert len(rows) < 0.8 * in_parts or batch_size in (1, 39)
 
@@ -105,6 +108,45 @@ def short_policy() -> Policy:
     """A GPT-2 with no more positions than the longest sequence has tokens."""
     config = GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, n_positions=4 + 6, initializer_range=0.2)
     return Policy(prepare(GPT2LMHeadModel(config)))
+
+
+@pytest.mark.parametrize("batch_size", [4, 8])
+def test_a_prompt_of_several_responses_is_read_once(batch_size, tokenizer):
+    """However few rows are replaced together; the first rows of a call are read by themselves."""
+    read: list[int] = []
+
+    def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
+        if shapes["input_ids"].shape == shapes["attention_mask"].shape:
+            read.append(len(shapes["input_ids"]))
+
+    chosen = {"random_length": (1, 8), "batch_size": batch_size}
+    policy, texts = sharp_policy(), [f"{n} bridges" for n in range(10, 15) for _ in range(8)]
+    sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, texts)
+    sampler.prepare(*batch["prompt_ids"].shape)
+    with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
+        responses = sampler.sample(batch, 0, range(len(texts)))
+    assert read == (5 if batch_size == 8 else 6) * [1]
+    _, whole = sampled(sharp_policy(), tokenizer, texts, random_length=(1, 8))
+    assert_equal(responses, whole)
+
+
+@torch.no_grad()
+def test_prompts_that_were_read_before_are_told_apart():
+    """Two of them differ only in whether their first token is padding."""
+    model = sharp_policy().model
+    others = [[9, 7], [0, 5], [5], [0, 5], [8, 5]]
+    batch = padded_prompts([[3, 4], [3], [6, 4], *others])
+    ids, mask = batch["prompt_ids"], batch["prompt_mask"]
+    assert torch.equal(ids[4], ids[5])
+    decoder = Decoder(model, ids[:3], mask[:3], new_cache(model, "static", 12), spare=2)
+    decoder.read()
+    decoder.append(torch.tensor([2, 2, 2]))
+    for rows, new in (([0, 1], [3, 4]), ([2], [5]), ([0, 1], [4, 5]), ([0, 2], [6, 4]), ([1, 0], [7, 6])):
+        seen = decoder.replace(torch.tensor(rows), ids[new], mask[new])
+        after = decoder.append(torch.tensor([2, 2, 2]))[rows]
+        for at, prompt in enumerate([others[n - 3] for n in new]):
+            alone = model(input_ids=torch.tensor([[*prompt, 2]]), use_cache=False).logits[0]
+            torch.testing.assert_close(torch.stack([seen[at], after[at]]), alone[-2:], atol=1e-4, rtol=1e-4)
 
 
 # The fourth row, of full length, has one more token to append when the cache is full.
@@ -164,17 +206,28 @@ def test_a_cache_that_keeps_a_window_is_filled_anew_for_each_part(tokenizer):
     assert_equal(parts, whole)
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize("replaces", [True, False])
+def test_processes_with_more_and_with_fewer_responses_make_the_same_passes(waiting, replaces):
+    """With sharded weights, each pass needs all processes; the shares of a batch can differ by one response."""
+    model, passes = sharp_policy().model, []
+    with trunk(model).register_forward_pre_hook(lambda _, __: passes.append(1)):
+        check_room(model, 3 if waiting else 2, 2, 9, 70, replaces)
+    assert len(passes) == 2
+
+
 def test_room_for_rows_that_begin_later_is_counted(monkeypatch):
     config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=9)
     model = prepare(LlamaForCausalLM(config))
     per_token = 2 * 2 * 32 * 4  # keys and values of two layers, in float32
-    assert spare_columns(79, True) == 10 and spare_columns(79, False) == 0
+    assert spare_columns(79) == 10
     of_responses = 32 * 70 * room.BYTES_PER_TOKEN
     needed = of_responses + per_token * (16 * (79 + 10) + 2 * 9)
     assert cache_bytes(model, 16, 89) + cache_bytes(model, 2, 9) == needed - of_responses
     monkeypatch.setattr(room, "free_memory", lambda device: needed)
-    check_room(model, 32, 16, 9, 70)
+    check_room(model, 32, 16, 9, 70, replaces=True)
     monkeypatch.setattr(room, "free_memory", lambda device: needed - 1)
     with pytest.raises(UserError, match="sampling 16 responses"):
-        check_room(model, 32, 16, 9, 70)
-    check_room(model, 16, 16, 9, 70)
+        check_room(model, 32, 16, 9, 70, replaces=True)
+    check_room(model, 16, 16, 9, 70, replaces=True)
+    check_room(model, 32, 16, 9, 70)

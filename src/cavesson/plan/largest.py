@@ -68,8 +68,8 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
     share, mini = math.ceil(batch / processes), learned_rows(settings, processes)
     rows = min(update.micro_batch_size or mini, mini)
-    sampled = min(settings.sampling.batch_size or share, share)
-    held_out = len(prompts.held_out.ids) if prompts.held_out is not None else 0
+    held_out = math.ceil(len(prompts.held_out.ids) / processes) if prompts.held_out is not None else 0
+    sampled = min(settings.sampling.batch_size or share, max(share, held_out))
     in_order = update.mini_batches == 1 and not settings.algorithm.selects
     return LargestRollouts(
         sampled=sampled,
@@ -81,7 +81,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
         single_pass=_learns_from_scoring(settings, rows == share),
-        waiting=sampled < max(share, math.ceil(held_out / processes)),
+        waiting=sampled < max(share, held_out),
     )
 
 

@@ -25,7 +25,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
-from cavesson.sampling.decoder import Decoder, new_cache
+from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.room import spare_columns
 from cavesson.sampling.settings import SamplingSettings
@@ -160,9 +160,11 @@ def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts:
     `waiting` means that other prompts wait for the places of these.
     """
     size = prompts.shape[1] + settings.longest
-    size += spare_columns(size, waiting)
     try:
-        return _decode(run, policy, settings, prompts, new_cache(policy.model, "static", size))
+        cache = new_cache(policy.model, "static", size)
+        if waiting and keeps_tokens_only(cache):
+            cache = new_cache(policy.model, "static", size + spare_columns(size))
+        return _decode(run, policy, settings, prompts, cache)
     except UNSUPPORTED:
         # A growing cache is as long as the tokens read, so longer prompts stand in for responses.
         growing = DynamicCache(config=causal(policy.model).config)

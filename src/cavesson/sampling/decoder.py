@@ -4,7 +4,7 @@ All rows append to the same column of the cache, prompts being padded on the lef
 batch, or give its place to another prompt, which then ends in the present column.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -19,6 +19,26 @@ from cavesson.sampling.recorded import RecordedStep
 
 CacheKind = Literal["recorded", "static", "growing"]
 """Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
+
+
+class ReadPrompts(NamedTuple):
+    """P different prompts that a model has read."""
+
+    ids: Tensor
+    """`[P, W]`"""
+    mask: Tensor
+    """`[P, W]`, 0 on the padding"""
+    logits: Tensor
+    """`[P, V]` of the first tokens after them"""
+    cache: Any
+    """their keys and values"""
+
+    def places(self, ids: Tensor, mask: Tensor) -> Tensor | None:
+        """Return which of these the prompts `[K, W]` are, `[K]`; None if one of them is not among these."""
+        if ids.shape[1] != self.ids.shape[1]:
+            return None
+        equal = ((ids[:, None] == self.ids) & (mask[:, None] == self.mask)).all(-1)
+        return equal.int().argmax(1) if bool(equal.any(1).all()) else None
 
 
 class Decoder:
@@ -42,13 +62,16 @@ class Decoder:
         self._cache, self._recorded, self._spare = cache, recorded, spare
         self._columns = ids.shape[1]
         self._step: RecordedStep | None = None
+        self._last: ReadPrompts | None = None
 
     def read(self) -> Tensor:
         """Read the prompts and return the logits `[B, V]` of their first tokens."""
-        logits, self._cache = self._read(self._ids, self._mask, self._cache)
+        prompts, place = self._read(self._ids, self._mask, self._cache)
+        prompts.cache.reorder_cache(place)
+        self._cache = prompts.cache
         if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
             self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._columns), value=1)
-        return logits
+        return prompts.logits[place]
 
     def append(self, token: Tensor) -> Tensor:
         """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
@@ -71,21 +94,24 @@ class Decoder:
     def replace(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         """Put prompts `[K, S]`, padded on the left, in the place of rows `[K]` that have ended.
 
-        `keeps_tokens_only` must hold for the cache, and no prompt may be longer than the longest that was read first.
+        `keeps_tokens_only` must hold for the cache, and no prompt may be wider than those that were read first. Prompts
+        that were among the last ones to be put in place are not read again.
 
         Returns:
             the logits `[K, V]` of the first tokens after the prompts.
         """
         width = int(mask.sum(1).max())
         ids, mask = ids[:, -width:], mask[:, -width:]
-        logits, cache = self._read(ids, mask, new_cache(self._model, "static", width))
+        place = None if self._last is None else self._last.places(ids, mask)
+        if self._last is None or place is None:
+            self._last, place = self._read(ids, mask, new_cache(self._model, "static", width))
         columns = slice(self._columns - width, self._columns)
-        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
-            mine.keys[rows, :, columns], mine.values[rows, :, columns] = theirs.keys, theirs.values
+        for mine, theirs in zip(self._cache.layers, self._last.cache.layers, strict=True):
+            mine.keys[rows, :, columns], mine.values[rows, :, columns] = theirs.keys[place], theirs.values[place]
         self._mask = self._mask.clone()
         self._mask[rows, : columns.start], self._mask[rows, columns] = 0, mask
         self._position = self._position.index_copy(0, rows, positions(mask)[:, -1:])
-        return logits
+        return self._last.logits[place]
 
     def _make_room(self, size: int) -> None:
         """Move what all rows have read to the left if the cache is full; no row that runs loses a token by it."""
@@ -101,12 +127,12 @@ class Decoder:
         self._columns -= by
         self._mask = pad(self._mask[:, by:], (0, by if self._recorded else 0), value=1)
 
-    def _read(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Read prompts into an empty cache; return the logits `[B, V]` of their first tokens, and the cache."""
-        among, position = distinct(ids, mask), positions(mask)
-        logits, cache = self._logits(ids[among.first], mask[among.first], position[among.first], cache)
-        among.spread(cache)
-        return logits[among.prompt], cache
+    def _read(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[ReadPrompts, Tensor]:
+        """Read prompts `[B, W]` into an empty cache, equal ones once; return them, and which of them each is, `[B]`."""
+        among = distinct(ids, mask)
+        ids, mask = ids[among.first], mask[among.first]
+        logits, cache = self._logits(ids, mask, positions(mask), cache)
+        return ReadPrompts(ids, mask, logits, cache), among.prompt
 
     def _next(self, ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
         logits, self._cache = self._logits(ids, mask, position, self._cache)

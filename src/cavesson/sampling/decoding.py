@@ -19,9 +19,12 @@ from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
 from cavesson.sampling.decoder import CacheKind, Decoder, keeps_tokens_only, new_cache
+from cavesson.sampling.room import spare_columns
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""
+_WHOLE_BATCH = ("dynamic", "longrope")
+"""Kinds of rope whose frequencies depend on the longest sequence of a batch."""
 _COMPARED = 3
 """Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
 _KEPT = torch.tensor([2, 0])
@@ -81,12 +84,12 @@ def choose_decoding(model: nn.Module, size: int, expected: FullPasses) -> Decodi
     if causal(model).device.type == "cuda":
         unrecorded = _unrecorded(model, size, expected)
         if unrecorded is None:
-            return Decoding("recorded", replaces=True)
+            return Decoding("recorded", replaces=_replaces(model, "recorded", size, expected))
     caches: tuple[CacheKind, ...] = ("static", "growing")
     for cache in caches:
         reason = _disagreement(model, cache, size, expected)
         if reason is None:
-            return Decoding(cache, unrecorded, keeps_tokens_only(new_cache(model, cache, size)))
+            return Decoding(cache, unrecorded, _replaces(model, cache, size, expected))
     raise UserError(f"{kind} cannot be sampled from: decoding with a cache {reason}; choose another architecture")
 
 
@@ -158,13 +161,26 @@ def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None
     return None if reason is None else f"decoding {reason}"
 
 
-def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> str | None:
+def _replaces(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> bool:
+    """Return whether rows that have ended can give their places to others, in a cache with spare columns."""
+    if not keeps_tokens_only(new_cache(model, kind, size)):
+        return False
+    text = causal(model).config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _WHOLE_BATCH:  # what is read with the frequencies of one batch is used in another
+        return False
+    return _disagreement(model, kind, size + spare_columns(size), expected, replaces=True) is None
+
+
+def _disagreement(
+    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, replaces: bool = False
+) -> str | None:
     """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
     try:
         with without_rounding(model):
-            seen, wanted = _decoded(model, kind, size, expected)
+            seen, wanted = _decoded(model, kind, size, expected, replaces)
         if kind == "recorded":  # the kernels of quantized layers too, some of which wait for the GPU
-            _decoded(model, kind, size, expected)
+            _decoded(model, kind, size, expected, replaces)
     except torch.OutOfMemoryError:
         raise
     except UNSUPPORTED as error:
@@ -175,20 +191,20 @@ def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPa
     return f"differs from a full forward pass by up to {float(difference):.2g} nats"
 
 
-def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> tuple[Tensor, Tensor]:
+def _decoded(
+    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, replaces: bool
+) -> tuple[Tensor, Tensor]:
     """Return the logits of the tokens that are compared, and those of the full passes, in the order of the steps."""
     device = causal(model).device
     batch, answers, kept = padded_prompts(expected.prompts), expected.answers.to(device), _KEPT.to(device)
     ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
-    cache = new_cache(model, kind, size)
-    decoder = Decoder(model, ids, mask, cache, kind == "recorded")
-    logits, wanted = [decoder.read(), decoder.append(answers[:, 0])], [expected.logits[:, 0], expected.logits[:, 1]]
+    decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
+    logits = [decoder.read(), decoder.append(answers[:, 0])]
     decoder.keep(kept)
-    if keeps_tokens_only(cache):  # of rows 2 and 0, the second begins again
+    logits.append(decoder.append(answers[kept, 1]).clone())  # a graph's next step overwrites it
+    wanted = [expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]]
+    if replaces:  # of rows 2 and 0, the second begins again
         logits.append(decoder.replace(kept.new_tensor([1]), ids[:1], mask[:1]))
-        logits.append(decoder.append(torch.stack([answers[2, 1], answers[0, 0]])))
-        wanted += [expected.logits[:1, 0], expected.logits[2:, 2], expected.logits[:1, 1]]
-    else:
-        logits.append(decoder.append(answers[kept, 1]))
-        wanted.append(expected.logits[kept, 2])
+        logits.append(decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:])
+        wanted += [expected.logits[:1, 0], expected.logits[:1, 1]]
     return torch.cat(logits), torch.cat(wanted)

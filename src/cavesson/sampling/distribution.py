@@ -6,10 +6,10 @@ from torch import Tensor
 from cavesson.sampling.settings import DecodingSettings
 
 
-def without(logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-    """Return logits `[B, V]` with which some tokens cannot be drawn in the rows `[B]` for which `rows` is true."""
+def without(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
+    """Return logits `[B, V]` with which some tokens cannot be drawn in the rows for which `where` `[B]` is true."""
     found = logits.clone()
-    found[rows.nonzero(), tokens] = -torch.inf
+    found[:, tokens] = found[:, tokens].masked_fill(where[:, None], -torch.inf)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Checks that prompts and responses fit into the model's context and into memory."""
+"""How much sampling needs at the same time, and checks that it fits into the model's context and into memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,9 +12,11 @@ from cavesson.models.parts import UNSUPPORTED, causal, embedding_rows, position_
 BYTES_PER_TOKEN = 100
 """Of a response while it is sampled, on CPU: its random number (three copies of 8 bytes), its id as a Python number
 (36) and in a tensor (8), the mask (two of 8, then 4), and its log-probability (three of 4)."""
+BYTES_ON_GPU = 12
+"""Of them on a GPU: its random number and its log-probability."""
 
 
-def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest: int) -> None:
+def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest: int, replaces: bool = False) -> None:
     """Check that sampling will fit into the model's context and into memory, before anything is allocated.
 
     Args:
@@ -23,6 +25,7 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
         rows: how many of them are sampled at the same time.
         prompt: number of tokens of the longest prompt.
         longest: maximum number of tokens of a response.
+        replaces: whether rows that have ended give their places to waiting prompts.
 
     Raises:
         UserError: the model has too few positions, or there is too little memory.
@@ -33,9 +36,12 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
             f"prompts of up to {prompt:,} and responses of up to {longest:,} tokens do not fit into the model's "
             f"{limit:,} positions; reduce sampling.max_new_tokens to {max(1, limit - prompt):,}, or use shorter prompts"
         )
-    device = causal(model).device
+    device, waiting, size = causal(model).device, replaces and rows < responses, prompt + longest
+    size += spare_columns(size) if waiting else 0
+    # Both passes are made in any case: with sharded weights, all processes must make the same ones.
+    kept = cache_bytes(model, rows, size) + cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
     needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
-    needs[device] = needs.get(device, 0) + _kept_bytes(model, responses, rows, prompt, prompt + longest)
+    needs[device] = needs.get(device, responses * longest * BYTES_ON_GPU) + kept
     for place, size in needs.items():
         free = free_memory(place)
         if size > free:
@@ -61,7 +67,7 @@ def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
         )
 
 
-def replaced(rows: int) -> int:
+def replaced_together(rows: int) -> int:
     """Return how many rows have to end before they give their places to waiting prompts.
 
     Not one by one: it takes about as long to read one prompt as several. Nor more at once, because what is read is kept
@@ -70,23 +76,12 @@ def replaced(rows: int) -> int:
     return max(1, rows // 8)
 
 
-def spare_columns(size: int, waiting: bool) -> int:
+def spare_columns(size: int) -> int:
     """Return how many columns the cache has beyond those of the longest sequence, of `size` tokens.
 
     Rows that begin later need them; with few of them, what has been read is moved often.
-
-    Args:
-        size: number of tokens of the longest sequence.
-        waiting: whether prompts wait for others to end.
     """
-    return size // 8 + 1 if waiting else 0
-
-
-def _kept_bytes(model: nn.Module, responses: int, rows: int, prompt: int, size: int) -> int:
-    """Return the bytes of the keys and values of all rows, and of the prompts that take the places of some."""
-    if rows >= responses:
-        return cache_bytes(model, rows, size)
-    return cache_bytes(model, rows, size + spare_columns(size, True)) + cache_bytes(model, replaced(rows), prompt)
+    return size // 8 + 1
 
 
 @torch.no_grad()

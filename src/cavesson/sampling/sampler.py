@@ -1,5 +1,7 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.distribution import draw, sampling_logprobs, without
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
-from cavesson.sampling.room import check_room, replaced, spare_columns
+from cavesson.sampling.room import check_room, replaced_together, spare_columns
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
@@ -64,15 +66,18 @@ class Sampler:
         """
         longest = self.settings.longest
         size = prompt + longest
-        if rows > self._rows or size > self._size:
-            at_once = min(rows, self.settings.batch_size or rows)
-            self.policy.during(lambda: check_room(self.policy.model, rows, at_once, prompt, longest))
+        at_once, is_more = min(rows, self.settings.batch_size or rows), rows > self._rows or size > self._size
+        room = partial(check_room, self.policy.model, rows, at_once, prompt, longest)
+        if is_more:
+            self.policy.during(room)
         if size > self._size:
             self.policy.eval()
             expected = self.policy.during(lambda: full_passes(self.policy.model, size))
             self.decoding = self.policy.during(lambda: choose_decoding(self.policy.model, size, expected))
             if self.is_scored:
                 check_scoring(self.policy, expected)
+        if is_more and self.decoding.replaces:
+            self.policy.during(partial(room, replaces=True))
         self._rows, self._size = max(rows, self._rows), max(size, self._size)
 
     def synchronise(self, step: int) -> None:
@@ -114,32 +119,32 @@ class Sampler:
         """Sample responses to some prompts, the first ones at once; the others wait for their places."""
         kind, model, longest = self.decoding.cache, self.policy.model, int(limits.max())
         ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
-        spare = spare_columns(size := ids.shape[1] + longest, at_once < len(ids))
+        size = ids.shape[1] + longest
+        spare = spare_columns(size) if at_once < len(ids) else 0
         cache = new_cache(model, kind, size + spare)
         decoder = Decoder(model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
-        drawn = _Drawn(Growing(len(ids), limits, self.eos.tolist(), self.stop), torch.from_numpy(uniforms), self.eos)
+        draws = _Draws(Growing(len(ids), limits, self.eos.tolist(), self.stop), torch.from_numpy(uniforms), self.eos)
         everyone = torch.arange(len(ids), device=ids.device)
-        rows, waiting = everyone[:at_once], everyone[at_once:]
-        count = torch.zeros_like(rows)
-        token = drawn(rows, count, decoder.read(), settings)
-        while (left := drawn.growing.left(names := rows.tolist())) or len(waiting):
-            if len(waiting) and len(names) - len(left) >= replaced(at_once):
-                ended = sorted({*range(len(names))} - {*left})[: min(replaced(at_once), len(waiting))]
+        rows, waiting, count = everyone[:at_once], everyone[at_once:], torch.zeros_like(everyone[:at_once])
+        token = draws(rows, count, decoder.read(), settings)
+        while len(left := draws.growing.left(rows.tolist())) or len(waiting):
+            if len(waiting) and len(rows) - len(left) >= replaced_together(at_once):
+                ended = sorted({*range(len(rows))} - {*left})[: min(replaced_together(at_once), len(waiting))]
                 places, new, waiting = ids.new_tensor(ended), waiting[: len(ended)], waiting[len(ended) :]
                 rows[places], count[places] = new, 0
-                token[places] = drawn(new, count[places], decoder.replace(places, ids[new], mask[new]), settings)
+                token[places] = draws(new, count[places], decoder.replace(places, ids[new], mask[new]), settings)
                 continue
-            if len(left) <= KEPT[kind] * len(names):
+            if len(left) <= KEPT[kind] * len(rows):
                 kept = ids.new_tensor(left)
                 rows, count, token = rows[kept], count[kept], token[kept]
                 decoder.keep(kept)
             count += 1
-            token = drawn(rows, count, decoder.append(token), settings)
-        return drawn.growing.responses(drawn.logprobs, torch.full(drawn.logprobs.shape, self._version))
+            token = draws(rows, count, decoder.append(token), settings)
+        return draws.growing.responses(draws.logprobs, torch.full(draws.logprobs.shape, self._version))
 
 
-class _Drawn:
-    """The tokens drawn for the rows of a batch, each with the random number of its row and place.
+class _Draws:
+    """Draws tokens, each with the random number of its row and place, and keeps them and their log-probabilities.
 
     Args:
         growing: the responses to append to.

@@ -29,8 +29,8 @@ FORMATS = (".jsonl", ".json", ".parquet")
 
 
 _BATCHES = 4
-"""Batches of responses that are sampled together: the more, the fewer places are empty; the fewer, the sooner responses
-are there."""
+"""Batches of responses that one call samples if rows that have ended are replaced: with more of them, fewer places are
+empty; with fewer, responses are there sooner."""
 
 
 class Response(NamedTuple):
@@ -81,8 +81,8 @@ def responses(
     at_once = min(settings.batch_size, settings.sampling.batch_size or settings.batch_size)
     sampling = settings.sampling.model_copy(update={"batch_size": at_once})
     sampler = Sampler(policy, tokenizer, sampling, settings.seed)
-    size = settings.batch_size * _BATCHES
-    sampler.prepare(min(total, size), max((len(prompts.ids[index]) for index in chosen), default=0))
+    sampler.prepare(min(total, at_once * _BATCHES), max((len(prompts.ids[index]) for index in chosen), default=0))
+    size = at_once * (_BATCHES if sampler.decoding.replaces else 1)
     collector = Collector(prompts, sampler, (), tokenizer)
     for start in range(0, total, size):
         rows = range(start, min(start + size, total))
