@@ -159,11 +159,13 @@ def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokeni
 
 
 def test_rows_that_wait_need_more_of_the_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    together, waiting = (
-        predicted(tmp_path, tokenizer, MANY._replace(waiting=waits)).phases["decoding"]["decoding cache"]
-        for waits in (False, True)
-    )
-    assert waiting / together == pytest.approx((24 + 24 // 8 + 1) / 24)
+    together, waiting = (predicted(tmp_path, tokenizer, MANY._replace(waiting=waits)).phases for waits in (False, True))
+    assert "reading waiting prompts" not in together
+    caches = [phases["decoding"]["decoding cache"] for phases in (together, waiting)]
+    assert caches[1] / caches[0] == pytest.approx((24 + 24 // 8 + 1) / 24)
+    # One prompt at a time is read for one of eight rows, with a second copy of its 16 of 28 columns.
+    reading = waiting["reading waiting prompts"]
+    assert reading["decoding cache"] + reading["activations"] > caches[1] * (1 + 16 / 28 / 8)
 
 
 @pytest.mark.slow

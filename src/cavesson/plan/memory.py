@@ -138,7 +138,7 @@ def _memory(
     }
     phases = {name: {part: size for part, size in seen.items() if part != "kept"} for name, seen in run.peaks.items()}
     whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside) if is_sharded else 0
-    for name in ("reading prompts", "decoding"):
+    for name in ("reading prompts", "decoding", "reading waiting prompts"):
         _rename(phases.get(name, {}), "decoding cache", cache)
         # FSDP's tracker takes what is gathered outside of its own passes for activations.
         _rename(phases.get(name, {}), "gathered weights", whole)

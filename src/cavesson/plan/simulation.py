@@ -27,7 +27,7 @@ from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
 from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
-from cavesson.sampling.room import spare_columns
+from cavesson.sampling.room import replaced_together, spare_columns
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
@@ -162,9 +162,10 @@ def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts:
     size = prompts.shape[1] + settings.longest
     try:
         cache = new_cache(policy.model, "static", size)
-        if waiting and keeps_tokens_only(cache):
-            cache = new_cache(policy.model, "static", size + spare_columns(size))
-        return _decode(run, policy, settings, prompts, cache)
+        if not (waiting and keeps_tokens_only(cache)):
+            return _decode(run, policy, settings, prompts, cache)
+        cache = new_cache(policy.model, "static", size + spare_columns(size))
+        return _decode(run, policy, settings, prompts, cache, replaced_together(len(prompts)))
     except UNSUPPORTED:
         # A growing cache is as long as the tokens read, so longer prompts stand in for responses.
         growing = DynamicCache(config=causal(policy.model).config)
@@ -173,7 +174,9 @@ def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts:
         return _decode(run, policy, settings, longer, growing)
 
 
-def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
+def _decode(
+    run: Simulation, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any, replaced: int = 0
+) -> int:
     last: list[Tensor] = []
 
     def token(logits: Tensor) -> None:
@@ -183,9 +186,13 @@ def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Te
     with ExitStack() as stack:
         if isinstance(policy, FSDPModule):
             run.stage("gathering weights", lambda: stack.enter_context(gathered(policy)))
-        decoder = Decoder(policy.model, ids, ids, cache)
+        with unset_fake_temporarily():
+            mask, rows = torch.ones_like(ids), torch.arange(replaced)
+        decoder = Decoder(policy.model, ids, mask, cache)
         run.stage("reading prompts", lambda: token(decoder.read()))
         run.stage("decoding", lambda: token(decoder.append(last[0])))
+        if replaced:
+            run.stage("reading waiting prompts", lambda: token(decoder.replace(rows, ids[rows], mask[rows])))
         if isinstance(policy, FSDPModule):
             run.stage("gathering weights", stack.close)
     kept = [x for layer in cache.layers for x in (layer.keys, layer.values) if isinstance(x, Tensor)]
