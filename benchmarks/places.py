@@ -47,9 +47,10 @@ def main() -> None:
     if not sampler.decoding.replaces:
         raise SystemExit(f"{given.model} samples in parts only, because of its cache")
     parts, replaced = [], []
-    for _ in range(given.rounds):
+    for _ in range(given.rounds + 1):
         parts.append(speed(sampler, prompts, given.at_once))
         replaced.append(speed(sampler, prompts, given.responses))
+    del parts[0], replaced[0]  # the first round allocates memory
     print(machine())
     print(f"{given.responses} responses of 1 to {given.longest} tokens, {given.at_once} at once, in turns, tokens/s")
     print(f"  in parts        {spread(parts)}")

@@ -106,6 +106,11 @@ def test_rows_are_replaced_if_the_cache_is_right_with_spare_columns_too(size, re
     assert choose_decoding(model, size, full_passes(model, size)) == Decoding("static", replaces=replaces)
 
 
+def test_sequences_may_be_shorter_than_those_that_are_compared():
+    model = small_model("qwen2")
+    assert choose_decoding(model, 2, full_passes(model, 2)) == Decoding("static", replaces=True)
+
+
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "default"])
 def test_rows_are_not_replaced_where_frequencies_depend_on_the_batch(kind):
     rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 64}

@@ -211,6 +211,7 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     assert largest_rollouts(waiting, load_prompts(run.data, tokenizer)).waiting
     held_out = replace(load_prompts(run.data, tokenizer), held_out=load_prompts(run.data, tokenizer))
     assert not largest_rollouts(alone, held_out).waiting
+    assert largest_rollouts(alone, held_out).sampled_prompts == 4  # eight responses to two prompts, or these
     few = run_of("grpo", tmp_path, batch_size=3, samples_per_prompt=3)
     assert largest_rollouts(few, held_out).waiting  # four held-out prompts, of which three are sampled at once
     # The advantages of RLOO contain the KL, which is known only when all responses are scored.

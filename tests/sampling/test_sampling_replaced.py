@@ -1,6 +1,7 @@
 """Rows that have ended give their places to waiting prompts; every response is what it is without any other."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,20 +33,23 @@ TEXTS = PROMPTS * 8
 MANY_EOS = tuple(range(60, 100))
 
 
-def steps_of(policy: Policy, tokenizer: PreTrainedTokenizerBase, **chosen: object) -> tuple[list[int], Responses]:
-    """Return the rows of each decoding step, and the responses to 40 prompts."""
-    rows: list[int] = []
+def passes_of(
+    policy: Policy, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **chosen: object
+) -> tuple[list[int], list[int], Responses]:
+    """Return the prompts of each reading pass, the rows of each decoding step, and the responses."""
+    read: list[int] = []
+    decoded: list[int] = []
 
     def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
-        if shapes["input_ids"].shape[1] < shapes["attention_mask"].shape[1]:
-            rows.append(len(shapes["input_ids"]))
+        whole = shapes["input_ids"].shape == shapes["attention_mask"].shape
+        (read if whole else decoded).append(len(shapes["input_ids"]))
 
-    sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, TEXTS)
+    sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, texts)
     sampler.prepare(*batch["prompt_ids"].shape)
     assert sampler.decoding.replaces
     with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
-        responses = sampler.sample(batch, 0, range(len(TEXTS)))
-    return rows, responses
+        responses = sampler.sample(batch, 0, range(len(texts)))
+    return read, decoded, responses
 
 
 def assert_equal(seen: Responses, expected: Responses) -> None:
@@ -78,7 +82,8 @@ def test_replacing_rows_changes_no_response(make, chosen, tokenizer):
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 39])
 def test_places_are_rarely_empty(batch_size, tokenizer):
     """While prompts wait, fewer places are empty than would be filled together; the last rows end by themselves."""
-    rows, responses = steps_of(sharp_policy(), tokenizer, random_length=(1, 24), batch_size=batch_size)
+    settings = {"random_length": (1, 24), "batch_size": batch_size}
+    _, rows, responses = passes_of(sharp_policy(), tokenizer, TEXTS, **settings)
     lengths = [len(ids) for ids in tokens(responses)]
     decoded = sum(lengths) - len(lengths)  # the first token of each needs no step
     assert max(rows) == batch_size and sum(rows) >= decoded
@@ -88,19 +93,9 @@ def test_places_are_rarely_empty(batch_size, tokenizer):
 
 
 def test_prompts_that_take_places_are_read_in_small_parts(tokenizer):
-    """What is read is kept twice for a moment, so that its memory must be bounded; here, sixteen rows end together."""
-    read: list[int] = []
-
-    def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
-        if shapes["input_ids"].shape == shapes["attention_mask"].shape:
-            read.append(len(shapes["input_ids"]))
-
-    policy, texts = sharp_policy(), [f"{n} bridges" for n in range(10, 50)]
-    sampler = Sampler(policy, tokenizer, SamplingSettings(max_new_tokens=5, batch_size=16), seed=0)
-    batch = prompts(tokenizer, texts)
-    sampler.prepare(*batch["prompt_ids"].shape)
-    with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
-        sampler.sample(batch, 0, range(len(texts)))
+    """What is read is stored a second time, so its memory must be bounded; here, sixteen rows end together."""
+    texts = [f"{n} bridges" for n in range(10, 50)]
+    read, _, _ = passes_of(sharp_policy(), tokenizer, texts, max_new_tokens=5, batch_size=16)
     assert read == [16] + 12 * [2]
 
 
@@ -110,22 +105,12 @@ def short_policy() -> Policy:
     return Policy(prepare(GPT2LMHeadModel(config)))
 
 
-@pytest.mark.parametrize("batch_size", [4, 8])
-def test_a_prompt_of_several_responses_is_read_once(batch_size, tokenizer):
-    """However few rows are replaced together; the first rows of a call are read by themselves."""
-    read: list[int] = []
-
-    def note(_module: object, _inputs: object, shapes: dict[str, torch.Tensor]) -> None:
-        if shapes["input_ids"].shape == shapes["attention_mask"].shape:
-            read.append(len(shapes["input_ids"]))
-
-    chosen = {"random_length": (1, 8), "batch_size": batch_size}
-    policy, texts = sharp_policy(), [f"{n} bridges" for n in range(10, 15) for _ in range(8)]
-    sampler, batch = Sampler(policy, tokenizer, SamplingSettings(**chosen), seed=0), prompts(tokenizer, texts)
-    sampler.prepare(*batch["prompt_ids"].shape)
-    with trunk(policy.model).register_forward_pre_hook(note, with_kwargs=True):
-        responses = sampler.sample(batch, 0, range(len(texts)))
-    assert read == (5 if batch_size == 8 else 6) * [1]
+@pytest.mark.parametrize(("batch_size", "expected"), [(4, 6 * [1]), (8, 5 * [1]), (16, [2, 1, 1, 1])])
+def test_a_prompt_of_several_responses_is_read_once(batch_size, expected, tokenizer):
+    """However few rows are replaced together; what the first rows have read is read again for others."""
+    texts = [text for text in ("A", "The bridge", "My", "Every winter", "No") for _ in range(8)]
+    read, _, responses = passes_of(sharp_policy(), tokenizer, texts, random_length=(1, 8), batch_size=batch_size)
+    assert read == expected
     _, whole = sampled(sharp_policy(), tokenizer, texts, random_length=(1, 8))
     assert_equal(responses, whole)
 
@@ -161,12 +146,12 @@ def test_prompts_that_were_read_before_are_told_apart():
 @torch.no_grad()
 def test_logits_are_those_of_each_row_alone(make, lengths, spare, ended):
     """Whenever rows end and are replaced, and whenever the cache is full: prompts of up to 4 tokens, responses of 6."""
-    model, vocabulary = make().model, torch.Generator().manual_seed(len(lengths))
-    rows = [torch.randint(3, 250, (prompt + response,), generator=vocabulary) for prompt, response in lengths]
+    model, numbers = make().model, torch.Generator().manual_seed(len(lengths))
+    rows = [torch.randint(3, 250, (prompt + response,), generator=numbers) for prompt, response in lengths]
     batch = padded_prompts([row[:prompt].tolist() for row, (prompt, _) in zip(rows, lengths, strict=True)])
     ids, mask = pad(batch["prompt_ids"], (4 - batch["prompt_ids"].shape[1], 0)), batch["prompt_mask"]
     mask = pad(mask, (4 - mask.shape[1], 0))
-    given = mask.clone()
+    before = mask.clone()
     decoder = Decoder(model, ids[:3], mask[:3], new_cache(model, "static", 4 + 6 + spare), spare=spare)
     running, appended = [0, 1, 2], [0, 0, 0]
     check = partial(assert_alone, model, rows, lengths)
@@ -178,7 +163,7 @@ def test_logits_are_those_of_each_row_alone(make, lengths, spare, ended):
             check(decoder.append(torch.stack(token)), running, appended)
         running[places[0]], appended[places[0]] = row, 0
         check(decoder.replace(torch.tensor(places[:1]), ids[[row]], mask[[row]]), [row], [0])
-    assert torch.equal(mask, given)
+    assert torch.equal(mask, before)
 
 
 def assert_alone(

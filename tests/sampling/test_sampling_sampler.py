@@ -214,6 +214,12 @@ def test_temperature_zero_is_the_greedy_search_of_transformers(tokenizer, make):
         assert len(seen) == 10 or seen[-1] == 0
 
 
+def test_a_minimum_length_needs_no_end_token(tokenizer, monkeypatch):
+    monkeypatch.setattr("cavesson.sampling.sampler.eos_token_ids", lambda *_: [])
+    _, responses = sampled(sharp_policy(), tokenizer, min_new_tokens=3)
+    assert set(responses.finish_reasons) == {"length"}
+
+
 def test_a_minimum_length_holds_at_temperature_zero(tokenizer):
     policy = sharp_policy()
     _, free = sampled(policy, tokenizer, temperature=0.0)

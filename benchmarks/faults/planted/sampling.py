@@ -80,8 +80,8 @@ def empty_responses(setup: Setup, level: float) -> None:
 def wrong_end_set(setup: Setup, level: float) -> None:
     """The model has two end tokens and the trainer knows one: a share of the ends counts as cut."""
 
-    def joined(original: Any, parts: Any, pad: int) -> Responses:
-        found = original(parts, pad)
+    def joined(original: Any, parts: Any) -> Responses:
+        found = original(parts)
         reasons = [
             "length" if reason == "eos" and (7 * row) % 10 < 10 * level else reason
             for row, reason in enumerate(found.finish_reasons)
@@ -95,8 +95,8 @@ def wrong_end_set(setup: Setup, level: float) -> None:
 def padding_trained(setup: Setup, level: int) -> None:
     """The padding token is the end token, and the mask keeps so many of them."""
 
-    def joined(original: Any, parts: Any, pad: int) -> Responses:
-        found = original(parts, pad)
+    def joined(original: Any, parts: Any) -> Responses:
+        found = original(parts)
         width = found.mask.shape[1]
         length = found.mask.sum(1, keepdim=True)
         mask = (torch.arange(width) < length + level).float()
@@ -110,8 +110,8 @@ def padding_trained(setup: Setup, level: int) -> None:
 def end_masked(setup: Setup, level: float) -> None:
     """The mask drops the end token of a share of the responses, as where it equals the padding token."""
 
-    def joined(original: Any, parts: Any, pad: int) -> Responses:
-        found = original(parts, pad)
+    def joined(original: Any, parts: Any) -> Responses:
+        found = original(parts)
         mask = found.mask.clone()
         for row, reason in enumerate(found.finish_reasons):
             if reason == "eos" and (7 * row) % 10 < 10 * level:

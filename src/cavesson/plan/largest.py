@@ -73,7 +73,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
     in_order = update.mini_batches == 1 and not settings.algorithm.selects
     return LargestRollouts(
         sampled=sampled,
-        sampled_prompts=_prompts_in(batch, sampled, samples),
+        sampled_prompts=max(_prompts_in(batch, sampled, samples), min(sampled, held_out)),
         rows=rows,
         prompts=_prompts_in(batch, rows, samples) if in_order else min(rows, batch // samples),
         shared=settings.shares_prompts,

@@ -25,7 +25,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
-from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
+from cavesson.sampling.decoder import Decoder, can_replace, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.room import replaced_together, spare_columns
 from cavesson.sampling.settings import SamplingSettings
@@ -155,14 +155,11 @@ def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> Non
 
 @torch.no_grad()
 def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor, waiting: bool) -> int:
-    """Read prompts `[B, S]` and decode one token, as `Sampler` does; return the bytes of the key-value cache.
-
-    `waiting` means that other prompts wait for the places of these.
-    """
+    """Read prompts `[B, S]`, decode one token and, if others wait, read some of those; return the cache's bytes."""
     size = prompts.shape[1] + settings.longest
     try:
         cache = new_cache(policy.model, "static", size)
-        if not (waiting and keeps_tokens_only(cache)):
+        if not (waiting and can_replace(policy.model, cache)):
             return _decode(run, policy, settings, prompts, cache)
         cache = new_cache(policy.model, "static", size + spare_columns(size))
         return _decode(run, policy, settings, prompts, cache, replaced_together(len(prompts)))

@@ -1,7 +1,7 @@
 """Decoding with a key-value cache: one pass over the prompts, then one token at a time.
 
-All rows append to the same column of the cache, prompts being padded on the left. A row that has ended can leave the
-batch, or give its place to another prompt, which then ends in the present column.
+All rows append to the same column of the cache, so prompts are padded on the left. A row that has ended can leave the
+batch. Or another prompt takes its place, aligned so that it ends in the current column.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -21,22 +21,24 @@ CacheKind = Literal["recorded", "static", "growing"]
 """Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
 
 
+_WHOLE_BATCH = ("dynamic", "longrope")
+"""Kinds of rope whose frequencies depend on the longest row of a batch: what one batch has read is wrong in another."""
+
+
 class ReadPrompts(NamedTuple):
     """P different prompts that a model has read."""
 
     ids: Tensor
-    """`[P, W]`"""
+    """`[P, S]`"""
     mask: Tensor
-    """`[P, W]`, 0 on the padding"""
+    """`[P, S]`, 0 on the padding"""
     logits: Tensor
     """`[P, V]` of the first tokens after them"""
     cache: Any
     """their keys and values"""
 
-    def places(self, ids: Tensor, mask: Tensor) -> Tensor | None:
-        """Return which of these the prompts `[K, W]` are, `[K]`; None if one of them is not among these."""
-        if ids.shape[1] != self.ids.shape[1]:
-            return None
+    def find(self, ids: Tensor, mask: Tensor) -> Tensor | None:
+        """Return which of these the prompts `[K, S]` are, `[K]`; None if one of them is not among these."""
         equal = ((ids[:, None] == self.ids) & (mask[:, None] == self.mask)).all(-1)
         return equal.int().argmax(1) if bool(equal.any(1).all()) else None
 
@@ -50,8 +52,8 @@ class Decoder:
         mask: 0 on the padding.
         cache: an empty cache; None = the model creates one.
         recorded: whether to replay steps as a CUDA graph; `keeps_tokens_only` must hold for the cache.
-        spare: columns of the cache beyond those of the longest sequence, for rows that are replaced: when the cache is
-            full, all rows move by one column more than these. 0 = no row will be replaced.
+        spare: extra columns of the cache, for rows that begin late. When the cache is full, everything moves left by
+            `spare + 1` columns. 0 = no row will be replaced.
     """
 
     def __init__(
@@ -66,12 +68,12 @@ class Decoder:
 
     def read(self) -> Tensor:
         """Read the prompts and return the logits `[B, V]` of their first tokens."""
-        prompts, place = self._read(self._ids, self._mask, self._cache)
-        prompts.cache.reorder_cache(place)
+        prompts, which = self._read(self._ids, self._mask, self._cache)
+        prompts.cache.reorder_cache(which)
         self._cache = prompts.cache
         if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
             self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._columns), value=1)
-        return prompts.logits[place]
+        return prompts.logits[which]
 
     def append(self, token: Tensor) -> Tensor:
         """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
@@ -87,31 +89,33 @@ class Decoder:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows of the batch but these `[K]`."""
-        self._step = None
+        self._step = self._last = None
         self._mask, self._position = self._mask[rows], self._position[rows]
         self._cache.reorder_cache(rows)
 
     def replace(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         """Put prompts `[K, S]`, padded on the left, in the place of rows `[K]` that have ended.
 
-        `keeps_tokens_only` must hold for the cache, and no prompt may be wider than those that were read first. Prompts
-        that were among the last ones to be put in place are not read again.
+        `can_replace` must hold for the cache, and the prompts must be as wide as those that were read first. If all of
+        them are among the prompts of the last call that read any, nothing is read.
 
         Returns:
             the logits `[K, V]` of the first tokens after the prompts.
         """
-        width = int(mask.sum(1).max())
-        ids, mask = ids[:, -width:], mask[:, -width:]
-        place = None if self._last is None else self._last.places(ids, mask)
-        if self._last is None or place is None:
-            self._last, place = self._read(ids, mask, new_cache(self._model, "static", width))
+        which = None if self._last is None else self._last.find(ids, mask)
+        if self._last is None or which is None:
+            self._last = None  # before others are read: there is room for one of them
+            width = int(mask.sum(1).max())
+            last, which = self._read(ids[:, -width:], mask[:, -width:], new_cache(self._model, "static", width))
+            self._last = last._replace(ids=pad(last.ids, fill := (ids.shape[1] - width, 0)), mask=pad(last.mask, fill))
+        width = self._last.cache.layers[0].max_cache_len
         columns = slice(self._columns - width, self._columns)
         for mine, theirs in zip(self._cache.layers, self._last.cache.layers, strict=True):
-            mine.keys[rows, :, columns], mine.values[rows, :, columns] = theirs.keys[place], theirs.values[place]
-        self._mask = self._mask.clone()
-        self._mask[rows, : columns.start], self._mask[rows, columns] = 0, mask
+            mine.keys[rows, :, columns], mine.values[rows, :, columns] = theirs.keys[which], theirs.values[which]
+        self._mask = self._mask.clone()  # after `read`, it is still the caller's
+        self._mask[rows, : columns.start], self._mask[rows, columns] = 0, mask[:, -width:]
         self._position = self._position.index_copy(0, rows, positions(mask)[:, -1:])
-        return self._last.logits[place]
+        return self._last.logits[which]
 
     def _make_room(self, size: int) -> None:
         """Move what all rows have read to the left if the cache is full; no row that runs loses a token by it."""
@@ -144,7 +148,7 @@ class Decoder:
         )
         cache = output.get("past_key_values", cache)
         if cache is None:
-            raise TypeError("the model keeps none")
+            raise TypeError("the model returns no key-value cache")
         return head_logits(output.last_hidden_state[:, -1].float(), self._head, 1.0), cache
 
 
@@ -156,9 +160,16 @@ def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | Non
 def keeps_tokens_only(cache: object) -> bool:
     """Return whether all that a cache keeps are keys and values of all tokens, and their number in a tensor.
 
-    A CUDA graph can then be recorded, which repeats nothing that Python does, and rows can be replaced.
+    A CUDA graph can then be recorded, which repeats nothing that Python does.
     """
     return isinstance(cache, StaticCache) and all(
         type(layer) is StaticLayer and isinstance(getattr(layer, "cumulative_length", None), Tensor)
         for layer in cache.layers
     )
+
+
+def can_replace(model: nn.Module, cache: object) -> bool:
+    """Return whether rows of this cache can give their places to other prompts."""
+    rope: dict[str, Any] = getattr(causal(model).config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))}
+    return keeps_tokens_only(cache) and kinds.isdisjoint(_WHOLE_BATCH)

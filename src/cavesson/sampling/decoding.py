@@ -18,13 +18,11 @@ from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe
 from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
-from cavesson.sampling.decoder import CacheKind, Decoder, keeps_tokens_only, new_cache
+from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache
 from cavesson.sampling.room import spare_columns
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""
-_WHOLE_BATCH = ("dynamic", "longrope")
-"""Kinds of rope whose frequencies depend on the longest sequence of a batch."""
 _COMPARED = 3
 """Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
 _KEPT = torch.tensor([2, 0])
@@ -163,11 +161,7 @@ def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None
 
 def _replaces(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> bool:
     """Return whether rows that have ended can give their places to others, in a cache with spare columns."""
-    if not keeps_tokens_only(new_cache(model, kind, size)):
-        return False
-    text = causal(model).config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _WHOLE_BATCH:  # what is read with the frequencies of one batch is used in another
+    if not can_replace(model, new_cache(model, kind, size)):
         return False
     return _disagreement(model, kind, size + spare_columns(size), expected, replaces=True) is None
 
@@ -198,13 +192,14 @@ def _decoded(
     device = causal(model).device
     batch, answers, kept = padded_prompts(expected.prompts), expected.answers.to(device), _KEPT.to(device)
     ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
+    size = max(size, ids.shape[1] + _COMPARED)  # the run's sequences may be shorter than those that are compared
     decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
     logits = [decoder.read(), decoder.append(answers[:, 0])]
     decoder.keep(kept)
     logits.append(decoder.append(answers[kept, 1]).clone())  # a graph's next step overwrites it
     wanted = [expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]]
     if replaces:  # of rows 2 and 0, the second begins again
-        logits.append(decoder.replace(kept.new_tensor([1]), ids[:1], mask[:1]))
+        logits.append(decoder.replace(torch.tensor([1], device=device), ids[:1], mask[:1]))
         logits.append(decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:])
         wanted += [expected.logits[:1, 0], expected.logits[:1, 1]]
     return torch.cat(logits), torch.cat(wanted)

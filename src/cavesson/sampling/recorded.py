@@ -20,7 +20,7 @@ class RecordedStep:
     Args:
         compute: returns the logits of the inputs, and appends their keys and values to the cache.
         inputs: example inputs, of the shapes of all later ones.
-        cache: that `compute` appends to; `keeps_tokens_only` must hold.
+        cache: what `compute` appends to; `keeps_tokens_only` must hold.
     """
 
     def __init__(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], cache: StaticCache) -> None:

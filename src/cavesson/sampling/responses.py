@@ -139,10 +139,6 @@ class Growing:
             elif len(ids) == self.limits[row]:
                 self.reasons[row] = "length"
 
-    def left(self, rows: Sequence[int]) -> list[int]:
-        """Return the places, in ``rows``, of those that have not ended."""
-        return [place for place, row in enumerate(rows) if not self.reasons[row]]
-
     def responses(self, logprobs: Tensor, versions: Tensor) -> Responses:
         """Return the responses; of the other columns, which have all tokens, only what belongs to these is kept."""
         width = max(2, max(map(len, self.ids)))  # the least that a batch keeps (`Batch._cut`)

@@ -36,10 +36,10 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
             f"prompts of up to {prompt:,} and responses of up to {longest:,} tokens do not fit into the model's "
             f"{limit:,} positions; reduce sampling.max_new_tokens to {max(1, limit - prompt):,}, or use shorter prompts"
         )
-    device, waiting, size = causal(model).device, replaces and rows < responses, prompt + longest
-    size += spare_columns(size) if waiting else 0
+    device, waiting, columns = causal(model).device, replaces and rows < responses, prompt + longest
+    columns += spare_columns(columns) if waiting else 0
     # Both passes are made in any case: with sharded weights, all processes must make the same ones.
-    kept = cache_bytes(model, rows, size) + cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
+    kept = cache_bytes(model, rows, columns) + cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
     needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
     needs[device] = needs.get(device, responses * longest * BYTES_ON_GPU) + kept
     for place, size in needs.items():
@@ -70,8 +70,8 @@ def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
 def replaced_together(rows: int) -> int:
     """Return how many rows have to end before they give their places to waiting prompts.
 
-    Not one by one: it takes about as long to read one prompt as several. Nor more at once, because what is read is kept
-    twice meanwhile.
+    To read several prompts takes about as long as to read one, so single rows wait. More at a time would need more
+    memory, because what is read is stored a second time.
     """
     return max(1, rows // 8)
 

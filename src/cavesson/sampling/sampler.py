@@ -5,8 +5,6 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.models.policy import Policy
@@ -14,15 +12,15 @@ from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
-from cavesson.sampling.distribution import draw, sampling_logprobs, without
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
 from cavesson.sampling.room import check_room, replaced_together, spare_columns
+from cavesson.sampling.running import Running
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
-KEPT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
-"""Share of running rows at which those that have ended leave the batch; not at each end, as the cache is copied, and a
-CUDA graph is recorded again."""
+DROP_AT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
+"""Rows that have ended leave the batch when at most this share of the rows still runs. To drop each at once would cost
+more: the cache is copied, and a CUDA graph is recorded again."""
 
 
 class Sampler:
@@ -52,7 +50,7 @@ class Sampler:
         self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
         self._version = 0
-        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=policy.device)
+        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), dtype=torch.int64, device=policy.device)
 
     def prepare(self, rows: int, prompt: int) -> None:
         """Check that responses to prompts fit, and that they are sampled and scored correctly.
@@ -116,64 +114,23 @@ class Sampler:
         settings: DecodingSettings,
         at_once: int,
     ) -> Responses:
-        """Sample responses to some prompts, the first ones at once; the others wait for their places."""
-        kind, model, longest = self.decoding.cache, self.policy.model, int(limits.max())
+        """Sample responses to some prompts: `at_once` of them together, while the others wait."""
+        kind, together = self.decoding.cache, replaced_together(at_once)
         ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
-        size = ids.shape[1] + longest
+        size = ids.shape[1] + int(limits.max())
         spare = spare_columns(size) if at_once < len(ids) else 0
-        cache = new_cache(model, kind, size + spare)
-        decoder = Decoder(model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
-        draws = _Draws(Growing(len(ids), limits, self.eos.tolist(), self.stop), torch.from_numpy(uniforms), self.eos)
-        everyone = torch.arange(len(ids), device=ids.device)
-        rows, waiting, count = everyone[:at_once], everyone[at_once:], torch.zeros_like(everyone[:at_once])
-        token = draws(rows, count, decoder.read(), settings)
-        while len(left := draws.growing.left(rows.tolist())) or len(waiting):
-            if len(waiting) and len(rows) - len(left) >= replaced_together(at_once):
-                ended = sorted({*range(len(rows))} - {*left})[: min(replaced_together(at_once), len(waiting))]
-                places, new, waiting = ids.new_tensor(ended), waiting[: len(ended)], waiting[len(ended) :]
-                rows[places], count[places] = new, 0
-                token[places] = draws(new, count[places], decoder.replace(places, ids[new], mask[new]), settings)
+        cache = new_cache(self.policy.model, kind, size + spare)
+        decoder = Decoder(self.policy.model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
+        growing = Growing(len(ids), limits, self.eos.tolist(), self.stop)
+        everyone = list(range(len(ids)))
+        running = Running(decoder, growing, torch.from_numpy(uniforms), self.eos, settings, everyone[:at_once])
+        waiting = everyone[at_once:]
+        while (left := running.left()) or waiting:
+            if waiting and len(ended := running.ended()) >= together:
+                new, waiting = waiting[:together], waiting[together:]
+                running.replace(ended[: len(new)], new, ids[new], mask[new])
                 continue
-            if len(left) <= KEPT[kind] * len(rows):
-                kept = ids.new_tensor(left)
-                rows, count, token = rows[kept], count[kept], token[kept]
-                decoder.keep(kept)
-            count += 1
-            token = draws(rows, count, decoder.append(token), settings)
-        return draws.growing.responses(draws.logprobs, torch.full(draws.logprobs.shape, self._version))
-
-
-class _Draws:
-    """Draws tokens, each with the random number of its row and place, and keeps them and their log-probabilities.
-
-    Args:
-        growing: the responses to append to.
-        uniforms: random numbers `[N, T]`.
-        eos: the end tokens.
-    """
-
-    def __init__(self, growing: Growing, uniforms: Tensor, eos: Tensor) -> None:
-        self.growing = growing
-        # One more column than a response has tokens, for what is drawn in rows that have ended and are still there.
-        self._uniforms, self._eos = pad(uniforms, (0, 1)).to(eos.device), eos
-        self.logprobs = torch.zeros(self._uniforms.shape, device=eos.device)
-
-    def __call__(self, rows: Tensor, count: Tensor, logits: Tensor, settings: DecodingSettings) -> Tensor:
-        """Draw the next token `[B]` of rows that have `count` tokens, and append it to their responses.
-
-        Args:
-            rows: `[B]`
-            count: `[B]`
-            logits: `[B, V]`
-            settings: how to sample.
-        """
-        at = count.clamp_max(self._uniforms.shape[1] - 1)
-        allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
-        if settings.temperature == 0:
-            distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
-        else:
-            distribution = sampling_logprobs(allowed, settings)
-            token = draw(distribution, self._uniforms[rows, at])
-        self.logprobs[rows, at] = distribution.gather(1, token[:, None]).squeeze(1)
-        self.growing.append(rows.tolist(), token.tolist())
-        return token
+            if len(left) <= DROP_AT[kind] * len(running.responses):
+                running.keep(left)
+            running.step()
+        return growing.responses(running.logprobs, torch.full(running.logprobs.shape, self._version))

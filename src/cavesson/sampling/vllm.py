@@ -66,7 +66,7 @@ class VllmSampler:
         self.processes, self.skeleton, self.folder, self.server = processes, skeleton, folder, server
         self.client = VllmClient(processes.of_main([server.url] if server else list(settings.servers)), settings.vllm)
         self.stop = StopTexts(tokenizer, settings.stop)
-        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings))
+        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), dtype=torch.int64)
         self.version: str | None = None
         """name of the weights that responses are sampled from"""
         self._steps: dict[str, int] = {}  # training steps of all weights that servers were sent, in order

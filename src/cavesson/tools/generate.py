@@ -29,8 +29,8 @@ FORMATS = (".jsonl", ".json", ".parquet")
 
 
 _BATCHES = 4
-"""Batches of responses that one call samples if rows that have ended are replaced: with more of them, fewer places are
-empty; with fewer, responses are there sooner."""
+"""How many batches one call samples if rows that have ended are replaced. More of them leave fewer rows empty; fewer
+give the first responses sooner."""
 
 
 class Response(NamedTuple):

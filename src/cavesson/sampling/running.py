@@ -1,0 +1,99 @@
+"""Rows of a batch that are sampled together, and the tokens drawn for them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from cavesson.sampling.decoder import Decoder
+from cavesson.sampling.distribution import draw, sampling_logprobs, without
+from cavesson.sampling.responses import Growing
+from cavesson.sampling.settings import DecodingSettings
+
+
+class Running:
+    """Draws a token for each row at every step.
+
+    The draw of a token uses the random number of its response and its position, so it does not depend on the other
+    rows.
+
+    Args:
+        decoder: of the prompts of the first rows.
+        growing: all responses, those of waiting prompts included.
+        uniforms: random numbers `[N, T]`.
+        eos: the end tokens.
+        settings: how to sample.
+        responses: the index of each row's response.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        growing: Growing,
+        uniforms: Tensor,
+        eos: Tensor,
+        settings: DecodingSettings,
+        responses: Sequence[int],
+    ) -> None:
+        self._decoder, self._growing, self._eos, self._settings = decoder, growing, eos, settings
+        # One more position than a response can have, for what is drawn in rows that have ended.
+        self._uniforms = pad(uniforms, (0, 1)).to(eos.device)
+        self.logprobs = torch.zeros(self._uniforms.shape, device=eos.device)
+        """`[N, T + 1]`, of the drawn tokens"""
+        self.responses = list(responses)
+        """the index of each row's response"""
+        self._index = self._tensor(self.responses)
+        self._count = torch.zeros_like(self._index)  # tokens drawn before, for each row
+        self._token = self._draw(self._index, self._count, decoder.read())
+
+    def left(self) -> list[int]:
+        """Return the rows that have not ended."""
+        return [row for row, response in enumerate(self.responses) if not self._growing.reasons[response]]
+
+    def ended(self) -> list[int]:
+        """Return the rows that have ended."""
+        return [row for row, response in enumerate(self.responses) if self._growing.reasons[response]]
+
+    def step(self) -> None:
+        """Append the last token of each row, and draw the next one."""
+        self._count += 1
+        self._token = self._draw(self._index, self._count, self._decoder.append(self._token))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these."""
+        kept = self._tensor(rows)
+        self.responses = [self.responses[row] for row in rows]
+        self._index, self._count, self._token = self._index[kept], self._count[kept], self._token[kept]
+        self._decoder.keep(kept)
+
+    def replace(self, rows: Sequence[int], responses: Sequence[int], ids: Tensor, mask: Tensor) -> None:
+        """Begin other responses in rows that have ended, and draw their first tokens.
+
+        Args:
+            rows: K of them.
+            responses: the index of each response that begins.
+            ids: their prompts `[K, S]`, padded on the left.
+            mask: 0 on the padding.
+        """
+        for row, response in zip(rows, responses, strict=True):
+            self.responses[row] = response
+        places, index = self._tensor(rows), self._tensor(responses)
+        self._index[places], self._count[places] = index, 0
+        self._token[places] = self._draw(index, self._count[places], self._decoder.replace(places, ids, mask))
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._eos.device)
+
+    def _draw(self, index: Tensor, count: Tensor, logits: Tensor) -> Tensor:
+        """Draw a token from each row's logits `[B, V]`, and append it to the response with that index."""
+        at, settings = count.clamp_max(self._uniforms.shape[1] - 1), self._settings
+        allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
+        if settings.temperature == 0:
+            distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
+        else:
+            distribution = sampling_logprobs(allowed, settings)
+            token = draw(distribution, self._uniforms[index, at])
+        self.logprobs[index, at] = distribution.gather(1, token[:, None]).squeeze(1)
+        self._growing.append(index.tolist(), token.tolist())
+        return token
