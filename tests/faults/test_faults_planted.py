@@ -92,10 +92,12 @@ def test_a_time_in_which_the_machine_stood_still_is_noticed() -> None:
 
 
 STOPPED = """
+import signal
 import sys
 from pathlib import Path
 from benchmarks.faults.case import Case
 from benchmarks.faults.generate import make_all
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a script starts in the background
 cases = [Case("usual", -1, name, "small", seed) for seed in range(3) for name in ("ppo", "grpo")]
 make_all(cases, Path(sys.argv[1]), processes=2)
 """
