@@ -2,8 +2,8 @@
 
     python benchmarks/places.py build/bench-models/smol
 
-Every response has a length of its own, drawn between one token and the limit. In parts, the next responses begin when
-the longest of a part has ended. Both take turns.
+The length of each response is drawn between one token and the limit. In parts, the next responses wait until the
+longest one of the current part has ended. Each round measures both.
 """
 
 from argparse import ArgumentParser

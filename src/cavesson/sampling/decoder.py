@@ -20,7 +20,6 @@ from cavesson.sampling.recorded import RecordedStep
 CacheKind = Literal["recorded", "static", "growing"]
 """Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
 
-
 _WHOLE_BATCH = ("dynamic", "longrope")
 """Kinds of rope whose frequencies depend on the longest row of a batch: what one batch has read is wrong in another."""
 

@@ -70,7 +70,7 @@ def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
 def replaced_together(rows: int) -> int:
     """Return how many rows have to end before they give their places to waiting prompts.
 
-    To read several prompts takes about as long as to read one, so single rows wait. More at a time would need more
+    Reading several prompts takes about as long as reading one, so single rows wait. More at a time would need more
     memory, because what is read is stored a second time.
     """
     return max(1, rows // 8)

@@ -19,7 +19,7 @@ from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
 DROP_AT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
-"""Rows that have ended leave the batch when at most this share of the rows still runs. To drop each at once would cost
+"""Rows that have ended leave the batch when at most this share of the rows still runs. Dropping each at once would cost
 more: the cache is copied, and a CUDA graph is recorded again."""
 
 
