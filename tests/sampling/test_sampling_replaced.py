@@ -1,6 +1,7 @@
 """Rows that have ended give their places to waiting prompts; every response is what it is without any other."""
 
 import sys
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,21 @@ def test_prompts_that_were_read_before_are_told_apart():
         for at, prompt in enumerate([others[n - 3] for n in new]):
             alone = model(input_ids=torch.tensor([[*prompt, 2]]), use_cache=False).logits[0]
             torch.testing.assert_close(torch.stack([seen[at], after[at]]), alone[-2:], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_prompts_are_forgotten_before_others_are_read():
+    """There is room for the keys and values of one group of prompts beside the batch."""
+    model, batch = sharp_policy().model, padded_prompts([[3, 4], [6, 7], [8, 9]])
+    ids, mask = batch["prompt_ids"], batch["prompt_mask"]
+    decoder = Decoder(model, ids[:1], mask[:1], new_cache(model, "static", 12), spare=2)
+    decoder.read()
+    decoder.replace(torch.tensor([0]), ids[1:2], mask[1:2])
+    assert decoder._last is not None
+    before, alive = weakref.ref(decoder._last.cache), []
+    with trunk(model).register_forward_pre_hook(lambda _, __: alive.append(before() is not None)):
+        decoder.replace(torch.tensor([0]), ids[2:], mask[2:])
+    assert alive == [False]
 
 
 # The fourth row, of full length, has one more token to append when the cache is full.
