@@ -354,7 +354,7 @@ def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
     folder, empty = tmp_path / "later", tmp_path / "empty"
     empty.mkdir()
     port = free_port()
-    process = start_board(folder, empty, "--port", port)
+    process = start_board(folder, empty, "--port", port, "--wait")
     address = f"http://127.0.0.1:{port}"
     try:
         assert [process.stdout.readline().split()[0] for _ in range(3)] == ["board", "note", "note"]
@@ -395,15 +395,20 @@ def test_an_open_address_gets_a_token_and_says_so(own):
         process.communicate(timeout=60)
 
 
-def test_mistakes_on_the_command_line_are_one_plain_line(tmp_path, own):
+def test_mistakes_on_the_command_line_are_one_or_two_plain_lines(tmp_path, own):
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        missing = tmp_path / "no" / "such" / "place"
         for arguments, says in (
-            ((tmp_path,), "not a run folder"),
-            ((missing,), "not a run folder"),
-            ((own, "--port", port), f"port {port}"),
+            ((tmp_path / "none" / "of" / "these",), ["is not a run folder", "--wait"]),
+            ((empty,), ["is not a run folder", "--wait"]),
+            ((own, tmp_path / "none"), ["is not a run folder", "--wait"]),
+            ((own.parent,), [f"is not a run folder: it has no run.json; runs nearby: {own}"]),
+            ((own.parent, "--wait"), ["is not a run folder: it has no run.json"]),
+            ((own, "--port", port), [f"port {port}"]),
         ):
             process = start_board(*arguments)
             _, errors = process.communicate(timeout=60)
-            assert process.returncode == 2 and says in errors and len(errors.strip().splitlines()) == 1, errors
+            assert process.returncode == 2 and all(part in errors for part in says), errors
+            assert len(errors.strip().splitlines()) == 1 + ("--wait" in says), errors

@@ -1,6 +1,5 @@
 """The runs that a board shows, each with its record and its index."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.words import words
 from cavesson.record import Run
 from cavesson.record.index_folder import fingerprint, index_folder, local_folder
+from cavesson.record.lock import is_free
 from cavesson.record.storage import storage
 from cavesson.text.counting import counted
 
@@ -50,20 +50,20 @@ def reading() -> Iterator[None]:
         raise UnreadableError(f"the record cannot be read: {first_line(error)}") from error
 
 
-def open_run(path: str) -> Run:
-    """Open a run, or a folder that can become one because it is empty or does not exist yet.
+def open_run(path: str, wait: bool = True) -> Run:
+    """Open a run, or with ``wait`` a folder that can become one because it is empty or does not exist yet.
 
     Raises:
         UserError: The path is something else.
     """
     try:
         return cavesson.record.open(path)
-    except UserError:
-        folder = Path(path)
-        is_empty = folder.is_dir() and not any(folder.iterdir())
-        if "://" in path or not (is_empty or (folder.parent.is_dir() and not os.path.lexists(folder))):
+    except UserError as error:
+        if "://" in path or not is_free(Path(path)):
             raise
-        return Run(storage(folder), {})
+        if not wait:
+            raise UserError(f"{error}\n--wait shows a run that has not begun yet, once it begins") from None
+        return Run(storage(path), {})
 
 
 class OpenRun:

@@ -41,7 +41,7 @@ WARM_AFTER = 1.0
 """Seconds from the start after which the board reads what will be needed: not while the page is opening."""
 
 
-def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, browser: bool) -> None:
+def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, browser: bool, wait: bool = False) -> None:
     """Serve the board of some runs until interrupted.
 
     Args:
@@ -50,6 +50,7 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
         port: Port to listen on; 0 selects a free one.
         token: Token that every request must send.
         browser: Whether to open the page in a browser.
+        wait: Whether to show runs that have not begun, once they begin.
 
     Raises:
         UserError: A path is not a run, the token or the host is empty, or the port is in use.
@@ -64,7 +65,7 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     kept = Opening(paths)
     show = partial(_show, address, host if token and not is_loopback(host) else None, browser)
     with ThreadPoolExecutor(1, "opening") as pool:
-        opening = pool.submit(_open_runs, paths, closing, show, asked if kept.is_kept() else None)
+        opening = pool.submit(_open_runs, paths, wait, closing, show, asked if kept.is_kept() else None)
         server = _Server(Guard(Site(opening, kept, asked), token), closing)
         opening.add_done_callback(server.stop_without)
         try:
@@ -90,26 +91,28 @@ def _show(address: str, open_to: str | None, browser: bool) -> None:
         _later(0, partial(webbrowser.open, address))
 
 
-def _open_runs(paths: Sequence[str], closing: Event, show: Callable[[], None], asked: Event | None) -> "ASGIApp":
+def _open_runs(
+    paths: Sequence[str], wait: bool, closing: Event, show: Callable[[], None], asked: Event | None
+) -> "ASGIApp":
     """Open the runs; if ``asked`` is given, the page is shown first, and the event tells when it needs the runs."""
     if asked:
         show()
         asked.wait(UNASKED)
-    board = _opened(paths, closing)
+    board = _opened(paths, wait, closing)
     if not asked:
         show()
     _note(board)
     return _made_ready(board)
 
 
-def _opened(paths: Sequence[str], closing: Event) -> "Board":
+def _opened(paths: Sequence[str], wait: bool, closing: Event) -> "Board":
     from cavesson.record.background import REUSED, many_files, small_process
 
     small_process(REUSED)
     many_files()
     from cavesson.board.runs import Board, open_run
 
-    return Board([open_run(path) for path in paths], closing)
+    return Board([open_run(path, wait) for path in paths], closing)
 
 
 def _note(board: "Board") -> None:

@@ -20,12 +20,13 @@ def board(
         str | None, typer.Option(help="Token that requests must have. Default: generated if needed.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for runs that have not begun yet.")] = False,
 ) -> None:
     """Show runs in the browser: cavesson board RUN [RUN …]."""
     try:
         from cavesson.board.serve import serve
 
-        serve(runs, host=host, port=port, token=token, browser=browser)
+        serve(runs, host=host, port=port, token=token, browser=browser, wait=wait)
     except ModuleNotFoundError as error:
         if error.name not in ("filelock", "starlette", "uvicorn"):
             raise

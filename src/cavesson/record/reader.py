@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from cavesson.record.changes import Changes, changes
 from cavesson.record.fetching import fetched, fetched_tokens
 from cavesson.record.keys import sorted_rows
 from cavesson.record.lines import lines_at, lines_of_steps, tokens_of_rows
+from cavesson.record.nearby import runs_nearby
 from cavesson.record.rollups import ROLLUP_SCHEMA, merged
 from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import (
@@ -97,8 +99,15 @@ def _read_first(files: Storage, name: str) -> bytes:
         try:
             return files.read(name)
         except (FileNotFoundError, NotADirectoryError):
-            hint = "`cavesson import` makes one of another trainer's logs"
-            raise UserError(f"{files.root} is not a run folder: it has no {name}; {hint}") from None
+            raise UserError(f"{files.root} is not a run folder: {_why_not(files, name)}") from None
+
+
+def _why_not(files: Storage, name: str) -> str:
+    """Return why a location is not a run, and what may have been meant."""
+    is_local = files.filesystem is None
+    why = f"it has no {name}" if not is_local or Path(files.root).exists() else "it does not exist"
+    near = runs_nearby(Path(files.root)) if is_local else ""
+    return f"{why}; {near or '`cavesson import` makes one of the logs of another trainer'}"
 
 
 class Run:
