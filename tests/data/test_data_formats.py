@@ -305,9 +305,23 @@ def test_an_unknown_format_is_named(tmp_path):
         read(tmp_path, Prompt, {"prompt": "a"}, format="chatml")
 
 
-def test_pairs_have_no_tools_and_say_so(tmp_path):
-    loaded = read(tmp_path, Pair, {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]})
-    assert loaded.notes()[0].startswith("1 × tools are skipped, because pairs have none")
+@pytest.mark.parametrize("kind", [Prompt, Demonstration, Pair])
+def test_every_kind_of_row_has_its_tools(tmp_path, kind):
+    row = {"prompt": chat("a"), "chosen": [SAY], "rejected": [{"role": "assistant", "content": "c"}]}
+    loaded = read(tmp_path, kind, row | {"tools": [TOOL]}, row | {"tools": None}, row)
+    assert [one.tools for one in loaded.train] == [(TOOL,), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("question_answer", {"question": "a", "answer": "b"}),
+        ("alpaca", {"instruction": "a", "output": "b"}),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+    ],
+)
+def test_tools_are_read_in_every_format(name, row):
+    assert one(Demonstration, row | {"tools": [TOOL]}, name).tools == (TOOL,)
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -335,4 +349,4 @@ def fits(row: Mapping, kind: type) -> bool:
 
 def test_every_format_is_in_the_docs():
     assert [name for name in FORMATS if f"`{name}`" not in DOCS] == []
-    assert len(EXAMPLES) == 15
+    assert len(EXAMPLES) == 16

@@ -319,4 +319,4 @@ def _example(row: Pair | Demonstration | Prompt, chat: Chat) -> Example:
 
 
 def _response(content: Content | Sequence[Turn]) -> str:
-    return content if isinstance(content, str) else content[-1].content
+    return content if isinstance(content, str) else content[-1].text

@@ -1,6 +1,5 @@
 """Conversations as text: rendering with a chat template, and the spans of the assistant's turns in the result."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from cavesson.config_paths import expanded
 from cavesson.data.settings import ChatSettings, SpecialTokenMode
 from cavesson.data.special_tokens import Span, SpecialTokens, Written
-from cavesson.data.types import Content, Turn
+from cavesson.data.types import Content, Turn, texts_in
 from cavesson.errors import UserError, first_line
 
 Tools = Sequence[Mapping[str, Any]]
@@ -115,13 +114,14 @@ class Chat:
         special: dict[str, Any] = self.tokenizer.special_tokens_map
         listed = [dict(tool) for tool in tools]
         # The contents of turns must not be mistaken for special tokens in the rendered text.
-        content = [turn.content for turn in turns] if self.special_tokens == "text" else []
-        disguise = self.special.disguise([*content, json.dumps(listed, ensure_ascii=False)] if content else [])
+        messages = [turn.message for turn in turns]
+        hidden = texts_in([messages, listed]) if self.special_tokens == "text" else []
+        disguise = self.special.disguise(hidden)
         rendered: Any
         try:
             # The function behind `apply_chat_template`, which does not return positions in the text.
             rendered = render_jinja_template(
-                [[{"role": turn.role, "content": disguise.on(turn.content)} for turn in turns]],
+                [disguise.on(messages)],
                 tools=disguise.on(listed) or None,
                 chat_template=self._template(tools),
                 add_generation_prompt=answer,

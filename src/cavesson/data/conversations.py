@@ -1,5 +1,6 @@
 """Conversations: splitting turns into prompt and response, and the common prefix of two conversations."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from cavesson.data.fields import Fields, Skip
@@ -19,6 +20,9 @@ ROLES = {
 }
 """How other formats call the roles of chat templates."""
 
+SYSTEM = ("system", "developer")
+"""Roles that may speak before the user."""
+
 
 def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", content: str = "content") -> Turns:
     """Return the turns in a column, after a system turn from the column `system` if the row has one."""
@@ -32,7 +36,7 @@ def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", co
 
 def renamed(turns: Turns) -> Turns:
     """Return the turns with the role names of chat templates."""
-    return tuple(Turn(ROLES.get(turn.role, turn.role), turn.content) for turn in turns)
+    return tuple(replace(turn, role=ROLES.get(turn.role, turn.role)) for turn in turns)
 
 
 def ask(turns: Turns) -> Turns:
@@ -52,7 +56,7 @@ def answered(turns: Turns, fields: Fields) -> Turns:
     Raises:
         Skip: there is no answer, or the conversation does not begin with the user.
     """
-    if sum(turn.role != "system" for turn in turns) < 2:
+    if sum(turn.role not in SYSTEM for turn in turns) < 2:
         raise Skip("conversations of fewer than 2 messages are skipped")
     _check_start(turns)
     end = max((i for i, turn in enumerate(turns, start=1) if turn.role == "assistant"), default=0)
@@ -118,6 +122,6 @@ def alike(prompt: Content, response: Content) -> tuple[Content, Content]:
 
 
 def _check_start(turns: Turns) -> None:
-    spoken = turns[1:] if turns and turns[0].role == "system" else turns
-    if not spoken or spoken[0].role != "user":
+    first = next((turn.role for turn in turns if turn.role not in SYSTEM), None)
+    if first != "user":
         raise Skip("conversations that do not begin with the user (after the system) are skipped")

@@ -100,5 +100,7 @@ def _content(row: Prompt | Demonstration | Pair) -> Key:
 
 
 def _text(content: Content) -> str:
-    text = content if isinstance(content, str) else " ".join(f"{turn.role}: {turn.content}" for turn in content)
+    text = (
+        content if isinstance(content, str) else " ".join(f"{turn.role}: {' '.join(turn.texts())}" for turn in content)
+    )
     return re.sub(r"\s+", " ", text).strip()

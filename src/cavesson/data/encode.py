@@ -56,7 +56,7 @@ def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
     """Convert a row to the encoder's input."""
     match row:
         case Pair():
-            return Asked(place, row.prompt, (row.chosen, row.rejected))
+            return Asked(place, row.prompt, (row.chosen, row.rejected), row.tools)
         case Demonstration():
             return Asked(place, row.prompt, (row.response,), row.tools)
         case Prompt():
@@ -229,7 +229,7 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def _texts(content: Content) -> list[str]:
-    return [content] if isinstance(content, str) else [turn.content for turn in content]
+    return [content] if isinstance(content, str) else [text for turn in content for text in turn.texts()]
 
 
 def _turns(content: Content) -> tuple[Turn, ...]:

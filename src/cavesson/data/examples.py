@@ -180,7 +180,7 @@ def load_texts(settings: TextSettings) -> Iterator[str]:
     loaded = load(settings, Demonstration)
     for row in chain(*(source.rows for source in loaded.sources), loaded.held_out):
         for content in (row.prompt, row.response):
-            yield content if isinstance(content, str) else "".join(turn.content for turn in content)
+            yield content if isinstance(content, str) else "".join(text for turn in content for text in turn.texts())
 
 
 def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[PairTokens]:

@@ -1,7 +1,7 @@
 """The formats of rows: how each is recognised by its columns, and how it is converted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -68,7 +68,7 @@ def plain_text(fields: Fields) -> Demonstration:
 
 def prompt_and(column: str, fields: Fields) -> Demonstration:
     prompt, response = alike(fields.content("prompt"), fields.content(column))
-    return Demonstration(prompt, response, fields.tools())
+    return Demonstration(prompt, response)
 
 
 def two_texts(question: str, answer: str, fields: Fields) -> Demonstration:
@@ -138,7 +138,7 @@ def _conversations(
     """
 
     def read(fields: Fields) -> Demonstration:
-        return Demonstration(*split(used(fields) if used else answered(turns(fields), fields)), fields.tools())
+        return Demonstration(*split(used(fields) if used else answered(turns(fields), fields)))
 
     optional, asks = ("system", "tools"), (column, "system")
     return RowFormat(
@@ -270,8 +270,6 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
     if not format.gives_too(kind):
         raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
     made: Any
-    if kind is Pair and fields.has("tools"):
-        fields.note("tools are skipped, because pairs have none")
     if kind is Prompt:
         asks = format.columns[:1] if format.asks is None else format.asks
         made = Prompt(format.prompt(fields), fields.without((*asks, "tools")), fields.tools())
@@ -279,7 +277,8 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
         assert format.read is not None
         made = format.read(fields)
         if kind is Demonstration and isinstance(made, Pair):
-            made = Demonstration(made.prompt, made.chosen)
+            made = Demonstration(made.prompt, made.chosen, made.tools)
+        made = replace(made, tools=fields.tools() or made.tools)
     row: R = made
     return row
 

@@ -51,9 +51,16 @@ def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
 
 
 def paired_conversation(fields: Fields) -> Pair:
-    """Read `chosen` and `rejected`, each of which is a conversation."""
-    chosen, rejected = (in_pairs(fields.inside(name)) for name in ("chosen", "rejected"))
-    return Pair(*shared(chosen, rejected, fields), fields.margin())
+    """Read `chosen` and `rejected`, each of which is a conversation.
+
+    Raises:
+        Skip: their tools differ, or `shared` cannot use them.
+    """
+    chosen, rejected = fields.inside("chosen"), fields.inside("rejected")
+    tools = chosen.tools()
+    if rejected.tools() != tools:
+        raise Skip("pairs whose two conversations have different tools are skipped")
+    return Pair(*shared(in_pairs(chosen), in_pairs(rejected), fields), fields.margin(), tools)
 
 
 def scored_pair(fields: Fields) -> Pair:

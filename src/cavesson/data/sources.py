@@ -200,7 +200,7 @@ def _read_parquet(content: _Bytes, file: str) -> Iterator[Row]:
     whole = io.BytesIO(content.read()) if isinstance(content, gzip.GzipFile) else content
     rows = chain.from_iterable(batch.to_pylist() for batch in pq.ParquetFile(whole).iter_batches())
     for number, values in enumerate(rows, start=1):
-        yield Row(f"{file} row {number}", values)
+        yield Row(f"{file} row {number}", values, padded=True)
 
 
 _JSON = json.JSONDecoder()
@@ -239,7 +239,7 @@ def _from_disk(path: Path, split: str) -> Iterator[Row]:
     elif split not in ("train", str(loaded.split)):
         raise UserError(f"{path} has no splits, so there is no {split!r}; give the path of those rows instead")
     for number, values in enumerate(loaded, start=1):
-        yield Row(f"{path} row {number}", values)
+        yield Row(f"{path} row {number}", values, padded=True)
 
 
 def _from_hub(source: SourceSettings, stream: bool) -> Iterator[Row]:
@@ -254,4 +254,4 @@ def _from_hub(source: SourceSettings, stream: bool) -> Iterator[Row]:
             f"(split {source.split!r}, subset {source.subset or 'none'}): {first_line(error)}"
         ) from error
     for number, values in enumerate(loaded, start=1):
-        yield Row(f"{source.path} ({source.split}) row {number}", values)
+        yield Row(f"{source.path} ({source.split}) row {number}", values, padded=True)

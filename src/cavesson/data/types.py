@@ -1,8 +1,11 @@
 """Rows of data after their format is recognised: texts and turns, before tokenization."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+Parts = Sequence[Mapping[str, Any]]
+"""Content in parts, such as `{"type": "text", "text": "…"}`."""
 
 
 @dataclass(frozen=True)
@@ -11,7 +14,40 @@ class Turn:
 
     role: str
     """system, user, assistant, or what a template calls its tools"""
-    content: str
+    content: str | Parts | None
+    """None if the message says something else, such as the call of a tool"""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """every other field, such as `tool_calls`, `tool_call_id` or `reasoning_content`"""
+    learn: bool = field(default=True, compare=False)
+    """False if the data marks this turn as not learned"""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The whole message, as `apply_chat_template` takes it."""
+        return {"role": self.role, "content": self.content, **self.others}
+
+    @property
+    def text(self) -> str:
+        """The content as one text: parts are concatenated."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(str(part.get("text", "")) for part in self.content)
+
+    def texts(self) -> Iterator[str]:
+        """Yield every text of the message except its role, nested ones too."""
+        return texts_in([self.content, *self.others.values()])
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts of a JSON value, and the names in its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        yield from texts_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts_in(one)
 
 
 Content = str | tuple[Turn, ...]
@@ -47,3 +83,4 @@ class Pair:
     rejected: Content
     margin: float | None = None
     """by how much, where the data says so"""
+    tools: Sequence[Mapping[str, Any]] = ()
