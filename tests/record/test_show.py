@@ -1,4 +1,5 @@
 import io
+import json
 import re
 import statistics
 import time
@@ -11,6 +12,7 @@ from rich.console import Console
 
 import cavesson.record
 from cavesson.errors import UserError
+from cavesson.importers import import_run
 from cavesson.record import Recorder, write_run, write_vocabulary
 from cavesson.record.show import headline, show
 
@@ -263,3 +265,14 @@ def test_settings_that_changed_on_resuming_are_shown(tmp_path):
     console = Console(record=True, width=120, file=io.StringIO())
     show(tmp_path, console)
     assert "changed  from step 20 on: steps 20 → 24, checkpoint.every 10 → 5" in console.export_text()
+
+
+def test_tokens_that_were_not_learned_are_shown_as_such_and_padding_is_left_out(tmp_path):
+    line = {"step": 0, "prompt": "p", "response": "r", "reward": 1.0, "logprob": [-0.5] * 6}
+    line |= {"token": [" 7", " tool", " tool", " done", "<pad>", "<pad>"], "mask": [1, 0, 0, 1, 0, 0]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(line))
+    import_run(tmp_path / "log.jsonl", tmp_path / "run")
+    text = shown(tmp_path / "run", step=0, sample=0)
+    tokens = [(row["token"], row[""]) for row in table(text, "tokens")]
+    assert tokens == [("7", ""), ("tool", "not learned"), ("tool", "not learned"), ("done", "")]
+    assert "2 padding tokens at the end are not shown" in text

@@ -1,7 +1,7 @@
 """One rollout: its texts, its row, its tokens and the other responses to its prompt."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from cavesson.board.selection import RunQuery, step_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.reader import Rollout
+from cavesson.record.masked import padding_at_end
 from cavesson.record.splits import HELD_OUT, Split
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
@@ -23,6 +23,16 @@ NOT_SENT = {"step", "sample", "token"}
 TEXTS = ("prompt", "response", "ref_response", "ground_truth", "extra")
 MAX_TEXT = 2_000_000
 """Characters of a text that are sent."""
+
+
+class Shown(NamedTuple):
+    """A rollout as the board shows it."""
+
+    row: dict[str, Any]
+    tokens: pa.Table
+    """without padding at its end"""
+    padding: int
+    """how many tokens that was"""
 
 
 class RolloutQuery(RunQuery):
@@ -35,7 +45,7 @@ class RolloutQuery(RunQuery):
 def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     """Return the full texts and all columns of one rollout, and the addresses of its tokens."""
     run = board.run(query.run)
-    found, tokens = read(run, query.step, query.sample)
+    found, tokens, padding = read(run, query.step, query.sample)
     row = dict(found)
     row["parts"] = dict(row.pop("reward_parts") or {})
     stars = run.stars.all()
@@ -52,7 +62,13 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
         "starred": key in stars,
         "note": stars.get(key),
         **_neighbours(run, query.step, query.sample, split_of(row)),
-        "tokens": {"count": tokens.num_rows, "columns": columns, "url": f"{base}/tokens", "texts": f"{base}/texts"},
+        "tokens": {
+            "count": tokens.num_rows,
+            "padding": padding,
+            "columns": columns,
+            "url": f"{base}/tokens",
+            "texts": f"{base}/texts",
+        },
     }
 
 
@@ -71,7 +87,7 @@ def split_of(row: Mapping[str, Any]) -> Split:
     return "eval" if row["split"] == HELD_OUT else "train"
 
 
-def read(run: OpenRun, step: int, sample: int) -> Rollout:
+def read(run: OpenRun, step: int, sample: int) -> Shown:
     """Return the row and the tokens of a rollout; recent ones are cached.
 
     Raises:
@@ -80,11 +96,17 @@ def read(run: OpenRun, step: int, sample: int) -> Rollout:
     try:
         key = (step, sample, run.version())
         with reading():
-            return run.cache.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+            return run.cache.get("rollouts", key, lambda: _read(run, step, sample), most=8)
     except UnreadableError:
         raise
     except UserError as error:
         raise NotFoundError(str(error)) from None
+
+
+def _read(run: OpenRun, step: int, sample: int) -> Shown:
+    row, tokens = run.record.rollout(step, sample)
+    padding = padding_at_end(run.record, tokens)
+    return Shown(row, tokens.slice(0, tokens.num_rows - padding), padding)
 
 
 def tokens(board: Board, query: RolloutQuery) -> bytes:

@@ -75,7 +75,9 @@ def _write_json_lines(file: Path, schema: pa.Schema, tables: Iterable[pa.Table],
 
 
 def _write_csv(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], quote_formulas: bool) -> None:
-    schema = pa.schema([pa.field(f.name, pa.string() if _is_text(f.type) else f.type) for f in schema])
+    schema = pa.schema(
+        [pa.field(cell(f.name, quote_formulas), pa.string() if _is_text(f.type) else f.type) for f in schema]
+    )
     with pc_csv.CSVWriter(file, schema) as writer:
         for table in tables:
             writer.write_table(pa.table([_cells(column, quote_formulas) for column in table.columns], schema=schema))

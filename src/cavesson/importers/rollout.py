@@ -39,7 +39,7 @@ class ImportedRollout(NamedTuple):
     row: dict[str, Any]
     """Columns of the record's rows that the source gives."""
     tokens: dict[str, Values]
-    """Columns of the record's tokens, each as long as it came; ``mask`` where it is not only padding at the end."""
+    """Columns of the record's tokens, each as long as it came; ``mask`` where some before the end were not learned."""
     real: int
     """How many tokens, from the first, are not padding."""
 

@@ -104,7 +104,7 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
 
     Args:
         rows: Columns of ``ROW_COLUMNS``.
-        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding is ignored.
+        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; those that were not learned are ignored.
     """
     where, group = _groups(rows)
     parts: list[_Lines] = []

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cavesson.errors import UserError
 from cavesson.record.derived import DERIVED
+from cavesson.record.masked import padding_at_end
 from cavesson.record.reader import Run
 from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
@@ -219,15 +220,20 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
     facts = {column.name: row[column.name] for column in ROW_COLUMNS if column.name != "prompt_ids"}
     console.print(_facts(facts))
     lines = []
+    padding = padding_at_end(run, tokens)
+    tokens = tokens.slice(0, tokens.num_rows - padding)
     texts = run.token_texts(tokens["token_id"].to_pylist())
     kl_k1 = DERIVED["kl_k1"].of({name: tokens[name].to_numpy() for name in DERIVED["kl_k1"].needs})
     tokens = tokens.append_column("kl_k1", pa.array(kl_k1, from_pandas=True))
     for token, text in zip(tokens.to_pylist(), texts, strict=True):
         shown = text if token["token"] is None else token["token"]
         numbers = {name: token[name] for name in TOKEN_NUMBERS}
-        lines.append({"position": token["position"], "token": shown, **numbers})
+        not_learned = "not learned" if token["mask"] is False else None
+        lines.append({"position": token["position"], "token": shown, "": not_learned, **numbers})
     if lines:
         console.print(_table("tokens", lines))
+    if padding:
+        console.print(f"{counted(padding, 'padding token')} at the end {'is' if padding == 1 else 'are'} not shown")
 
 
 def show_answer(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
@@ -263,7 +269,7 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     for name in names:
-        side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "split") else "right"
+        side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "", "split") else "right"
         # Numbers keep their width: on a narrow terminal, only the columns that may wrap shrink.
         table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
     for line in lines:

@@ -1,10 +1,14 @@
 """Values of CSV cells that spreadsheets open."""
 
 import json
+import re
 from typing import Any
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet takes for a formula, which may read other cells and call other programs."""
+FORMULA = re.compile(r"""[\t\r\n]|[\s\x00-\x1f\x85\u200b-\u200f\u2060\ufeff'"]*[=+\-@＝＋－＠]""")
+"""How a cell begins that a spreadsheet may take for a formula, which may read other cells and call other programs.
+
+Some programs ignore what cannot be seen, or quotes, before the sign, and read full-width signs as plain ones.
+"""
 
 
 def cell(value: Any, quote_formulas: bool) -> Any:
@@ -12,8 +16,9 @@ def cell(value: Any, quote_formulas: bool) -> Any:
 
     Args:
         value: the value of the cell.
-        quote_formulas: whether to put a ``'`` in front of a text that a spreadsheet would read as a formula.
+        quote_formulas: whether to put a ``'`` in front of a text that a spreadsheet would read as a formula. Whoever
+            reads it again knows a quoted text by the ``'`` and by its rest, which would be quoted.
     """
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if quote_formulas and isinstance(value, str) and value.startswith(FORMULA) else value
+    return f"'{value}" if quote_formulas and isinstance(value, str) and FORMULA.match(value) else value

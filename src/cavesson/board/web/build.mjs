@@ -1,6 +1,6 @@
 // Bundles the page: node build.mjs [OUT] [--watch]. OUT is ../static unless given.
-import { mkdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
-import { dirname, join, resolve } from "node:path";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 import * as esbuild from "esbuild";
@@ -8,6 +8,27 @@ import * as esbuild from "esbuild";
 const here = dirname(fileURLToPath(import.meta.url));
 const given = process.argv.slice(2).find((argument) => !argument.startsWith("--"));
 const out = given ? resolve(given) : join(here, "..", "static");
+
+/** Writes each file below the licences of the packages in it, which their minified code does not contain. */
+const licensed = {
+  name: "licensed",
+  setup(build) {
+    build.onEnd(({ outputFiles = [], metafile }) => {
+      for (const { path, contents } of outputFiles) {
+        const [, { inputs }] = Object.entries(metafile.outputs).find(([name]) => basename(name) === basename(path));
+        const names = Object.keys(inputs).map((name) => /node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(name)?.[1]);
+        const packages = [...new Set(names)].filter(Boolean).sort();
+        const notices = packages.map(
+          (name) => `/*! ${name}\n${readFileSync(join(here, "node_modules", name, "LICENSE"), "utf8").trim()}\n*/\n`,
+        );
+        const content = Buffer.concat([Buffer.from(notices.join("")), contents]);
+        writeFileSync(path, content);
+        const size = `${(content.length / 1024).toFixed(0)} KB, ${(gzipSync(content).length / 1024).toFixed(1)} KB gzipped`;
+        console.log(`${basename(path)} ${size}, with ${packages.join(", ")}`);
+      }
+    });
+  },
+};
 
 const options = {
   entryPoints: { board: join(here, "src", "main.tsx") },
@@ -21,6 +42,9 @@ const options = {
   legalComments: "none",
   charset: "utf8",
   logLevel: "warning",
+  write: false,
+  metafile: true,
+  plugins: [licensed],
 };
 
 mkdirSync(out, { recursive: true });
@@ -33,9 +57,4 @@ if (process.argv.includes("--watch")) {
   await context.watch();
 } else {
   await esbuild.build(options);
-  const sizes = ["board.js", "board.css"].map((name) => {
-    const path = join(out, name);
-    return `${name} ${(statSync(path).size / 1024).toFixed(0)} KB, ${(gzipSync(readFileSync(path)).length / 1024).toFixed(1)} KB gzipped`;
-  });
-  console.log(sizes.join("; "));
 }

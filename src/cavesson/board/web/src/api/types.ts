@@ -130,7 +130,7 @@ export interface Rollout extends Row {
   ground_truth: string | null;
   extra: string | null;
   siblings: (RolloutKey & { reward: Maybe; length: Maybe })[];
-  tokens: { count: number; columns: TokenColumn[] } | null;
+  tokens: { count: number; padding: number; columns: TokenColumn[] } | null;
   prompt_truncated: Maybe;
   response_truncated: Maybe;
   ref_response_truncated: Maybe;

@@ -65,7 +65,7 @@ export const TOKEN_METRICS: readonly TokenMetric[] = [
 ];
 
 /**
- * Σ γ^k · token_reward from each token to the last one that counts (mask), the critic's true target; NaN behind the
+ * Σ γ^k · token_reward from each token to the last one that was learned (mask), the critic's true target; NaN behind the
  * last reward that was measured, and before one that was not.
  */
 export function returnToGo(columns: TokenColumns, gamma: number): Float32Array {
@@ -85,7 +85,7 @@ export function available(columns: readonly string[]): TokenMetric[] {
   return TOKEN_METRICS.filter((metric) => metric.needs.every((need) => columns.includes(need)));
 }
 
-/** The metric's values; NaN where it was not measured or where the mask says padding. */
+/** The metric's values; NaN where it was not measured, and for tokens that were not learned. */
 export function tokenValues(metric: TokenMetric, columns: TokenColumns, gamma: number): Float32Array {
   const values = metric.compute(columns, gamma);
   const mask = columns["mask"];

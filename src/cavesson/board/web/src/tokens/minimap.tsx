@@ -15,7 +15,7 @@ export type Seen = readonly [first: number, last: number];
 interface Props {
   lines: Line[];
   units: Unit[];
-  chosen: Measured;
+  chosen: Measured | undefined;
   width: number;
   seen: Store<Seen>;
   onGo: (line: number) => void;
@@ -70,7 +70,7 @@ function paint(canvas: HTMLCanvasElement, { lines, units, chosen, width }: Props
     if (at % every !== 0) return;
     let x = 0;
     for (const { unit, width: wide } of line.fragments) {
-      const colour = tint(chosen.scale, chosen.values[units[unit]!.first]!, colours.hues);
+      const colour = chosen && tint(chosen.scale, chosen.values[units[unit]!.first]!, colours.hues);
       context.fillStyle = colour ?? `${colours.faint}30`;
       const left = line.direction === "rtl" ? canvas.width - x - wide * scale : x;
       context.fillRect(left, at * row, wide * scale, Math.max(1, row * 0.9));

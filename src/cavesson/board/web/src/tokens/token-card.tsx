@@ -1,7 +1,7 @@
 /** Every number of the token looked at. */
 
 import { useEffect, useState } from "preact/hooks";
-import type { Tokens } from "../api/tokens";
+import { isLearned, type Tokens } from "../api/tokens";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
 import { number, whole } from "../maths/format";
@@ -30,7 +30,6 @@ export function TokenCard({ loaded, measured, looked }: Props) {
       </aside>
     );
   const id = loaded.columns["token_id"]?.[token];
-  const padding = loaded.columns["mask"]?.[token] === 0;
   return (
     <aside class="token-card card">
       <div class="glyph">
@@ -39,7 +38,7 @@ export function TokenCard({ loaded, measured, looked }: Props) {
       <p class="muted">
         {t("tokenPlace", { place: whole(token), count: whole(loaded.count) })}
         {id !== undefined && id >= 0 && ` · id ${id}`}
-        {padding && ` · ${t("padding")}`}
+        {!isLearned(loaded, token) && ` · ${t("notLearned")}`}
       </p>
       {unit.count > 1 && <p class="warning">{t("severalTokens", { count: unit.count })}</p>}
       <Values measured={measured} unit={unit} />

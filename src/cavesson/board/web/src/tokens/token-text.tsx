@@ -1,7 +1,7 @@
 /** The response as coloured text. Only the lines in view are in the page, so length does not matter. */
 
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Tokens } from "../api/tokens";
+import { isLearned, type Tokens } from "../api/tokens";
 import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
@@ -16,8 +16,8 @@ import { Minimap, type Seen } from "./minimap";
 
 interface Props {
   loaded: Tokens;
-  chosen: Measured;
-  stripes: Measured[];
+  /** the first behind the text, the others as stripes below it */
+  shown: Measured[];
   looked: Store<Looked>;
 }
 
@@ -32,16 +32,17 @@ const ABOVE = 8;
 /** between two tokens, as .tok has it */
 const GAP = 1;
 
-const stripesHeight = (count: number): number => (count > 0 ? count * STRIPE + 3 : 0);
+const stripesHeight = (shown: Measured[]): number => (shown.length > 1 ? (shown.length - 1) * STRIPE + 3 : 0);
 
-export function TokenText({ loaded, chosen, stripes, looked }: Props) {
+export function TokenText({ loaded, shown, looked }: Props) {
   const t = useText();
   const colours = usePalette();
   const box = useRef<HTMLDivElement>(null);
   const list = useRef<ListHandle>(null);
   const [seen] = useState(() => createStore<Seen>([0, 0]));
   const width = useWidth(box);
-  const lineHeight = TEXT_HEIGHT + stripesHeight(stripes.length);
+  const lineHeight = TEXT_HEIGHT + stripesHeight(shown);
+  const label = t("notLearned");
   const whole = useAfterPaint(true, loaded.units.length > 2 * FIRST);
   const measure = useMemo(() => measurer(colours.sans), [colours.sans]);
   const lines = useMemo(() => {
@@ -57,12 +58,12 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
           line={lines[index]!}
           height={lineHeight}
           loaded={loaded}
-          chosen={chosen}
-          stripes={stripes}
+          shown={shown}
           colours={colours}
+          label={label}
         />
       )),
-    [lines, lineHeight, chosen, stripes.map(({ metric }) => metric.key).join(), colours],
+    [lines, lineHeight, shown[0], shown.map(({ metric }) => metric.key).join(), colours, label],
   );
   useActiveToken(box, list, lines, loaded, looked);
   return (
@@ -90,7 +91,7 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
         <Minimap
           lines={lines}
           units={loaded.units}
-          chosen={chosen}
+          chosen={shown[0]}
           width={width}
           seen={seen}
           onGo={(line) => list.current?.reveal(line)}
@@ -168,23 +169,25 @@ interface LineProps {
   line: Line;
   height: number;
   loaded: Tokens;
-  chosen: Measured;
-  stripes: Measured[];
+  shown: Measured[];
   colours: Palette;
+  /** of tokens that were not learned */
+  label: string;
 }
 
-function TextLine({ line, height, loaded, chosen, stripes, colours }: LineProps) {
+function TextLine({ line, height, loaded, shown, colours, label }: LineProps) {
   return (
     <div class="token-line" dir={line.direction} style={{ height: `${height}px` }}>
       {line.fragments.map((fragment, i) => {
         const unit = loaded.units[fragment.unit]!;
-        const padding = loaded.columns["mask"]?.[unit.first] === 0;
+        const masked = !isLearned(loaded, unit.first);
         return (
           <span
             key={i}
             data-token={unit.first}
-            class={padding ? "tok padding" : "tok"}
-            style={background(fragment.text, unit, [chosen, ...stripes], colours)}
+            class={masked ? "tok masked" : "tok"}
+            title={masked ? label : undefined}
+            style={background(fragment.text, unit, shown, colours)}
           >
             {fragment.text}
           </span>
@@ -199,6 +202,7 @@ const colourOf = ({ scale, values }: Measured, token: number, colours: Palette):
 
 /** The first metric behind the text, others as stripes below; a character of several tokens is divided among them. */
 function background(text: string, { first, count }: Unit, shown: Measured[], colours: Palette): Record<string, string> {
+  if (shown.length === 0) return {};
   if (shown.length === 1 && count === 1) return { backgroundColor: colourOf(shown[0]!, first, colours) };
   const layer = (measured: Measured): string => {
     const tints = Array.from({ length: count }, (_, i) => colourOf(measured, first + i, colours));
@@ -209,7 +213,7 @@ function background(text: string, { first, count }: Unit, shown: Measured[], col
   const layers = shown.map(layer);
   const sizes = layers.map((_, i) => (i === 0 ? "100% 21px" : `100% ${STRIPE - 1}px`));
   const places = layers.map((_, i) => (i === 0 ? "0 0" : `0 ${23 + (i - 1) * STRIPE}px`));
-  const padding = `${stripesHeight(shown.length - 1)}px`;
+  const padding = `${stripesHeight(shown)}px`;
   return {
     backgroundImage: layers.join(","),
     backgroundSize: sizes.join(","),

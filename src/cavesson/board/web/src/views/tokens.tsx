@@ -91,27 +91,27 @@ function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gam
   const [looked] = useState(() => createStore<Looked>({ token: null, pinned: null, reveal: 0 }));
   const chosen = measured.find(({ metric }) => metric.key === query["metric"]) ?? measured[0];
   const strips = stripsOf(measured, query["strips"]);
+  const shown = chosen ? [chosen, ...(query["stripes"] === "1" ? strips : [])] : [];
   const { rollout } = loaded;
+  // Without a metric, the text alone says as much, unless some of its tokens were not learned.
+  const byToken = chosen !== undefined || notLearned(loaded) > 0;
   const painted = useAfterPaint(true, loaded.count > LONG);
   useTokenKeys(run, loaded, measured, looked);
   return (
     <>
       <Header run={run} loaded={loaded} />
       <Prompt text={rollout.prompt} length={rollout.prompt_truncated} />
-      {chosen && (
+      {byToken && (
         <>
-          <div class="bar metrics">
-            <MetricChips measured={measured} chosen={chosen} strips={strips} />
-            <Legend measured={chosen} />
-          </div>
+          {chosen && (
+            <div class="bar metrics">
+              <MetricChips measured={measured} chosen={chosen} strips={strips} />
+              <Legend measured={chosen} />
+            </div>
+          )}
           <div class="tokens">
             <div class="stack">
-              <TokenText
-                loaded={loaded}
-                chosen={chosen}
-                stripes={query["stripes"] === "1" ? strips : []}
-                looked={looked}
-              />
+              <TokenText loaded={loaded} shown={shown} looked={looked} />
               {seen && painted && <Strips loaded={loaded} strips={strips} looked={looked} />}
               {seen && painted && <ValueChart loaded={loaded} measured={measured} looked={looked} />}
             </div>
@@ -119,7 +119,7 @@ function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gam
           </div>
         </>
       )}
-      {!chosen && <Text text={rollout.response} search="" whole={rollout.response_truncated} />}
+      {!byToken && <Text text={rollout.response} search="" whole={rollout.response_truncated} />}
       {rollout.ref_response !== null && (
         <details class="more">
           <summary>
@@ -172,13 +172,21 @@ function useTokenKeys(
   }, []);
 }
 
-function Header({ run, loaded: { rollout, count } }: { run: number; loaded: Loaded }) {
+const notLearned = ({ columns }: Loaded): number =>
+  Array.from(columns["mask"] ?? []).filter((learned) => learned === 0).length;
+
+function Header({ run, loaded }: { run: number; loaded: Loaded }) {
   const t = useText();
   const stars = useStars();
+  const { rollout, count } = loaded;
+  const masked = notLearned(loaded);
+  const padding = rollout.tokens?.padding ?? 0;
   const facts: [string, string][] = [
     [t("reward"), number(rollout.reward)],
     ["kl_k1", number(rollout["kl_k1"])],
     [t("tokens"), whole(count)],
+    ...(masked > 0 ? [[t("notLearned"), whole(masked)] as [string, string]] : []),
+    ...(padding > 0 ? [[t("paddingHidden"), whole(padding)] as [string, string]] : []),
     [t("finish"), visible(rollout.finish_reason ?? "–")],
   ];
   return (
