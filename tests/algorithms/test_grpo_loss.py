@@ -161,7 +161,9 @@ def test_the_first_ratio_is_one(ratio):
     batch = algorithm.credit(uneven(), 0.0, ALONE)
     result = algorithm.loss(scores(batch["logprob"]), batch)
     on_tokens = batch["mask"] > 0
-    assert result.means["policy/ratio"][on_tokens].eq(1).all()
+    per_response = ratio == "sequence"
+    seen = result.response_means if per_response else result.means
+    assert seen["policy/ratio"][batch["mask"].any(1) if per_response else on_tokens].eq(1).all()
     assert result.maxima["policy/ratio_error_max"][on_tokens].eq(0).all()
     torch.testing.assert_close(result.means["loss/policy"][on_tokens], -batch["advantage"][on_tokens])
 

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "ppo", "batch_size": 6, "model__dtype": "bfloat16", "update__micro_batch_size": 1,
         "sampling__batch_size": 1, "steps": 1,
     },
+    "ppo, weight decay": {"algorithm": "ppo", "batch_size": 9, "optimizer__weight_decay": 1.0},
     "raft, single pass": {"algorithm": "raft", "update__epochs": 1, "update__mini_batches": 1, "batch_size": 10},
 }  # fmt: skip
 

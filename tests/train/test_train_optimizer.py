@@ -2,17 +2,22 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, Qwen2Config, Trainer
 
 from cavesson.algorithms.settings import OptimizerSettings
 from cavesson.config import SettingsError
-from cavesson.train.optimizer import Optimizer, learning_rate
+from cavesson.models.policy import ValueHead
+from cavesson.train.in_backward import InBackward
+from cavesson.train.optimizer import Optimizer, decayed, learning_rate
 
 
 class Numbers(nn.Module):
@@ -161,3 +166,74 @@ def test_the_grad_norm_is_of_all_gradients_together(tmp_path: Path) -> None:
 def test_averages_that_do_not_decay_are_refused(betas: tuple[float, float]) -> None:
     with pytest.raises(SettingsError, match="betas"):
         OptimizerSettings(betas=betas)
+
+
+SMALL = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+ARCHITECTURES: dict[str, Any] = {
+    "llama": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "qwen2": Qwen2Config(**SMALL, num_key_value_heads=1),
+    "gpt2": GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2),
+}
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_weights_that_decay_are_those_of_hugging_face(name: str, adapted: bool) -> None:
+    model: Any = AutoModelForCausalLM.from_config(ARCHITECTURES[name])
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=2, bias="all", target_modules="all-linear"))
+    expected = set(Trainer.get_decay_parameter_names(None, model))
+    assert decayed(model) == expected
+    learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name for name in learned if name not in expected}
+    assert learned.keys() & expected and (kept or (name == "llama" and not adapted))
+    assert all(learned[name].ndim == 1 for name in kept)
+
+
+def test_norms_decay_under_no_name() -> None:
+    model = AutoModelForCausalLM.from_config(
+        MambaConfig(vocab_size=32, hidden_size=8, state_size=2, num_hidden_layers=1, expand=1)
+    )
+    names = {name for name, _ in model.named_parameters()}
+    assert {name for name in names - decayed(model) if "bias" not in name} == {
+        "backbone.layers.0.norm.weight", "backbone.norm_f.weight",
+    }  # fmt: skip
+
+
+class Small(nn.Module):
+    """One weight of each kind, all 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.value_head = nn.Linear(1, 1), nn.LayerNorm(1), ValueHead(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(1.0)
+
+
+@pytest.mark.parametrize("kind", [Optimizer, InBackward])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_matrices_decay(kind: type[Optimizer], dtype: torch.dtype) -> None:
+    module = Small().to(dtype)
+    optimizer = kind(module, OptimizerSettings(weight_decay=0.5))
+    optimizer.zero_grad()
+    # Gradients of exactly 0: only the decay moves weights, by 0.1 · 0.5 of each.
+    optimizer.backward(sum(0.0 * parameter.sum() for parameter in module.parameters()))
+    optimizer.grad_norm(None)
+    optimizer.step(0.1)
+    moved = {name: master.item() for name, master in optimizer.masters.items()}
+    assert moved.pop("linear.weight") == pytest.approx(0.95)
+    assert moved == dict.fromkeys(
+        ["linear.bias", "norm.weight", "norm.bias", "value_head.weight", "value_head.bias"], 1.0
+    )
+
+
+def test_a_state_without_groups_is_restored() -> None:
+    """The state of a checkpoint is by parameter, so that of a run whose weights all decayed continues."""
+    module = Small()
+    optimizer = Optimizer(module, OptimizerSettings(weight_decay=0.5))
+    saved = {f"exp_avg.{name}": torch.full_like(master, 0.25) for name, master in optimizer.masters.items()}
+    saved |= {f"exp_avg_sq.{name}": torch.ones_like(master) for name, master in optimizer.masters.items()}
+    saved |= {f"step.{name}": torch.tensor(3.0) for name in optimizer.masters}
+    optimizer.load({name: master.detach().clone() for name, master in optimizer.masters.items()}, saved)
+    assert same(optimizer.state(), saved)

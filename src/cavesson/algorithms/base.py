@@ -21,6 +21,8 @@ class Loss:
     """averaged by the weights that the loss is weighted with"""
     maxima: dict[str, Tensor] = field(default_factory=dict)
     """the largest over the same items is taken"""
+    response_means: dict[str, Tensor] = field(default_factory=dict)
+    """`[B]`, averaged over the responses that have an item that counts, each of them once"""
 
 
 class KLUse(NamedTuple):

@@ -94,7 +94,9 @@ class GRPO(GroupAlgorithm):
         if self.kl_in == "loss" and "ref_logprob" in batch:
             means["loss/kl"] = kl.ESTIMATORS[self.estimator](scores.logprob, batch["ref_logprob"])
             loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
-        return Loss(loss, {**means, "loss/total": loss}, clipped.maxima)
+        # A response has a single ratio, which its first token has too, so a long one must not count more often.
+        whole = {} if self.ratio == "token" else {"policy/ratio": means.pop("policy/ratio")[:, 0]}
+        return Loss(loss, {**means, "loss/total": loss}, clipped.maxima, whole)
 
     def _overlong_penalty(self, batch: Batch) -> Tensor:
         if self.overlong != "penalty" or self.overlong_buffer is None:

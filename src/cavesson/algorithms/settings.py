@@ -158,7 +158,8 @@ class UpdateSettings(OptimizeSettings):
     mini_batches: int = Field(1, ge=1)
     """optimiser steps per pass"""
     max_ratio: float | None = Field(10.0, gt=1)
-    """skip an optimiser step whose mean ratio π/π_old is above this; none = off"""
+    """skip an optimiser step whose mean ratio π/π_old, over tokens or over responses that have one ratio each, is above
+    this; none = off"""
     target_policy_kl: float | None = Field(None, gt=0)
     """end the step's updates when KL(π_old ‖ π) per token exceeds 1.5 times this; none = off"""
 
@@ -188,7 +189,7 @@ class OptimizerSettings(Settings):
     eps: float = Field(1e-8, gt=0)
     """added to the root of the squared gradient"""
     weight_decay: float = Field(0.0, ge=0)
-    """decoupled weight decay"""
+    """decoupled weight decay; biases, norms and value heads do not decay"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """learning rate after the warm-up: constant, or a linear or cosine decay that would reach zero one step after the
     last"""

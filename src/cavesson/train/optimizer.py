@@ -6,9 +6,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers.trainer_pt_utils import get_parameter_names
 
 from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.models.policy import ValueHead
 from cavesson.models.sharding import Slices, fill
+
+_NOT_DECAYED = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+"""Patterns of parameters' names in `Trainer.get_decay_parameter_names` of transformers."""
 
 
 class Optimizer:
@@ -28,8 +33,11 @@ class Optimizer:
         }
         for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32  # autograd casts the gradients that it adds
+        names, groups = decayed(module), dict[bool, list[Tensor]]()
+        for name, master in self.masters.items():
+            groups.setdefault(name in names, []).append(master)
         self._adam = torch.optim.AdamW(
-            self.masters.values(),
+            [{"params": group} if decays else {"params": group, "weight_decay": 0.0} for decays, group in groups.items()],
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
@@ -91,6 +99,16 @@ class Optimizer:
                     like = master if key != "step" else torch.zeros((), device=master.device)
                     state[key] = torch.empty_like(like)
                     fill(state[key], saved)
+
+
+def decayed(module: nn.Module) -> set[str]:
+    """Return the names of the parameters that weight decay pulls towards zero.
+
+    These are all but biases, and the weights of norms and value heads. Hugging Face's Trainer, which finds norms by
+    their names, decays the same ones, but also norms with other names and value heads.
+    """
+    norms = {type(part) for part in module.modules() if type(part).__name__.lower().endswith("norm")}
+    return set(get_parameter_names(module, [*norms, ValueHead], _NOT_DECAYED))
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:

@@ -76,8 +76,8 @@ class Gradient:
         # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the
         # gradient.
         totals = _totals(learner.algorithm, batch, rows)
-        self._total, self.weight = learner.processes.sum_tensor(totals).tolist()
-        self._sums, self._loss = _Sums(self.weight), 0.0
+        self._total, self.weight, responses = learner.processes.sum_tensor(totals).tolist()
+        self._sums, self._loss = _Sums(self.weight, responses), 0.0
 
     def add(self, rows: Sequence[int], micro: Batch, scores: Any) -> None:
         """Add the gradient of a micro-batch with these rows; without any, its only row does not count."""
@@ -176,11 +176,17 @@ def optimize(
 
 
 def _totals(algorithm: Algorithm, batch: Batch, rows: Sequence[int]) -> Tensor:
-    """Return what losses and metrics are divided by, `[2]` float64, as far as these rows contribute to it."""
+    """Return what losses and metrics are divided by, `[3]` float64, as far as these rows contribute to it."""
     if not rows:
-        return torch.zeros(2, dtype=torch.float64)
+        return torch.zeros(3, dtype=torch.float64)
     mini = batch.part(rows)
-    return torch.stack([algorithm.total(mini).double(), algorithm.weights(mini).sum().double()])
+    weights = algorithm.weights(mini)
+    return torch.stack([algorithm.total(mini).double(), weights.sum().double(), _counting(weights).sum().double()])
+
+
+def _counting(weights: Tensor) -> Tensor:
+    """Return which rows have an item that counts, `[B]` bool, given weights `[B]` or `[B, T]`."""
+    return (weights[:, None].flatten(1) > 0).any(1)
 
 
 class _Sums:
@@ -188,16 +194,20 @@ class _Sums:
 
     Args:
         weight: what the weighted sums are divided by.
+        responses: what the sums over responses are divided by.
     """
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    def __init__(self, weight: float, responses: float) -> None:
+        self.weight, self.responses = weight, responses
         self.means: Metrics = {}
         self.maxima: Metrics = {}
 
     def add(self, result: Loss, weights: Tensor) -> None:
         for name, items in _detached(result.means).items():
             self.means[name] = self.means.get(name, 0.0) + float(weighted_mean(items, weights, self.weight))
+        rows = _counting(weights)
+        for name, items in _detached(result.response_means).items() if bool(rows.any()) else ():
+            self.means[name] = self.means.get(name, 0.0) + float(items[rows].sum()) / self.responses
         for name, items in _detached(result.maxima).items() if bool((weights > 0).any()) else ():
             self.maxima[name] = max(self.maxima.get(name, -math.inf), float(items[weights > 0].max()))
 
@@ -208,7 +218,7 @@ def measure(learner: Learner, batch: Batch, parts: Sequence[Sequence[int]]) -> t
 
     Both cover only this process, whose micro-batches of `batch` are `parts`.
     """
-    sums, weight = _Sums(1.0), 0.0
+    sums, weight = _Sums(1.0, 1.0), 0.0
     for rows in parts:
         learner.processes.beat()
         micro = batch.part(rows).to(learner.device)
