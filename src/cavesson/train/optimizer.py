@@ -37,11 +37,13 @@ class Optimizer:
         for name, master in self.masters.items():
             groups.setdefault(name in names, []).append(master)
         self._adam = torch.optim.AdamW(
-            [{"params": group} if decays else {"params": group, "weight_decay": 0.0} for decays, group in groups.items()],
+            [
+                {"params": group, "weight_decay": settings.weight_decay if decays else 0.0}
+                for decays, group in groups.items()
+            ],
             lr=settings.learning_rate,
             betas=settings.betas,
             eps=settings.eps,
-            weight_decay=settings.weight_decay,
             fused=True,
         )
 
