@@ -1,12 +1,16 @@
+from collections.abc import Sequence
+
 import pytest
-from hypothesis import given
+from byte_fallback import PIECES, byte_fallback_tokenizer
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.responses import StopTexts
+from cavesson.sampling.responses import Growing, StopTexts
 
 TOKENIZER = tiny_tokenizer()
+FALLBACK = byte_fallback_tokenizer()
 PAD, EOS = 1, 0
 
 
@@ -108,3 +112,91 @@ def test_what_is_kept_is_the_text_before_the_first_stop_text_to_be_complete(text
     prefix = text[: complete[0]]
     start = min(prefix.index(stop) for stop in stops if stop in prefix)
     assert cut == len(ids(text[:start]))
+
+
+# --- characters as byte tokens, which are decoded together ---
+
+
+def as_bytes(text: bytes) -> list[int]:
+    return [3 + byte for byte in text]
+
+
+def piece(name: str) -> int:
+    return 259 + PIECES.index(name)
+
+
+def test_a_run_of_bytes_is_decoded_together():
+    assert FALLBACK.decode(as_bytes("a\n€".encode())) == "a\n€"
+    assert FALLBACK.decode(as_bytes(b"\n\xe2")) == "\ufffd" * 2  # the line break too
+    assert FALLBACK.decode([piece("▁a"), piece("▁##")]) == "a ##"  # the first space is removed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "expected"),
+    [
+        (as_bytes(b"\xe2\n"), ["\n"], None),  # the whole has no line break, its last token alone has
+        ([*as_bytes(b"\xe2\n"), piece("a"), *as_bytes(b"\n")], ["\n"], 3),
+        (as_bytes("€€€\n".encode()), ["\n"], 9),  # the most recent tokens begin inside a character
+        (as_bytes("€\n\n".encode()), ["\n\n"], 3),
+        (as_bytes("ab€é".encode()), ["é"], 5),
+        ([piece("##"), piece("▁##")], [" #"], 1),
+        ([piece("▁##"), piece("a")], ["#"], 0),
+        ([piece("a"), *[1] * 20, piece("b")], ["ab"], 0),  # special tokens are no text
+    ],
+)
+def test_stops_among_byte_tokens(tokens: list[int], stop: list[str], expected: int | None):
+    assert grown(StopTexts(FALLBACK, stop), tokens) == expected
+
+
+def slow(tokenizer, stops: Sequence[str], tokens: list[int]) -> tuple[int, int] | None:
+    """The first prefix whose text contains a stop text, and how many of its tokens make up the text before it."""
+    for end in range(1, len(tokens) + 1):
+        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        found = [text.index(stop) for stop in stops if stop in text]
+        if found:
+            before = text[: min(found)]
+            fits = [before.startswith(tokenizer.decode(tokens[:n], skip_special_tokens=True)) for n in range(end + 1)]
+            return end, max(n for n, fit in enumerate(fits) if fit)
+    return None
+
+
+CHARACTERS = "ab#é€🙂\n \ufffd"
+TOKENS = st.one_of(
+    st.sampled_from(CHARACTERS).map(lambda text: as_bytes(text.encode())),
+    st.integers(0, 255).map(lambda byte: [3 + byte]),
+    st.sampled_from(PIECES).map(lambda name: [piece(name)]),
+    st.sampled_from([[1], [2]]),
+)
+
+
+@given(
+    st.lists(TOKENS, max_size=25).map(lambda parts: [token for part in parts for token in part]),
+    st.lists(st.text(alphabet=CHARACTERS, min_size=1, max_size=4), min_size=1, max_size=3),
+)
+@example(as_bytes(b"\xe2\n"), ["\n"])
+@example(as_bytes("€€€\n".encode()), ["\n"])
+def test_byte_tokens_stop_where_the_whole_text_does(tokens, stops):
+    expected = slow(FALLBACK, stops, tokens)
+    growing = Growing(1, [len(tokens) + 1], [], StopTexts(FALLBACK, stops))
+    used = 0
+    for token in tokens:
+        if growing.all_done:
+            break
+        growing.append([0], [token])
+        used += 1
+    assert (growing.reasons[0] == "stop") == (expected is not None)
+    if expected is None:
+        assert growing.ids[0] == tokens
+        return
+    assert (used, len(growing.ids[0])) == expected
+    kept = FALLBACK.decode(growing.ids[0], skip_special_tokens=True)
+    assert not any(stop in kept for stop in stops)
+
+
+@given(
+    st.lists(st.integers(0, 257), max_size=25),
+    st.lists(st.text(alphabet=CHARACTERS, min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_any_bytes_stop_where_the_whole_text_does(tokens, stops):
+    expected = slow(TOKENIZER, stops, tokens)
+    assert grown(StopTexts(TOKENIZER, stops), tokens) == (None if expected is None else expected[1])

@@ -18,6 +18,10 @@ from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
 
+_BROKEN = "\ufffd"
+"""What bytes that are not a character are decoded to."""
+
+
 class StopTexts:
     """Finds stop texts in growing responses and determines at which token to cut.
 
@@ -40,6 +44,7 @@ class StopTexts:
                 )
         # Special tokens are not part of the decoded text, so they are found by their ids.
         self.special = {special[text] for text in stop if text in special}
+        self._silent = set(special.values())
         self.stop = tuple(text for text in stop if text not in special)
         # A stop text of n bytes spans at most n tokens; a few more complete a character that is split between tokens.
         self._tail = max((len(text.encode()) for text in self.stop), default=0) + 4
@@ -47,19 +52,34 @@ class StopTexts:
     def cut(self, ids: Sequence[int]) -> int | None:
         """Return the number of tokens that lie entirely before the earliest stop text, or None if there is none.
 
-        Call this after every new token: a stop text that does not reach into the most recent tokens is not found.
+        A stop text counts if the response, decoded as a whole, contains it. Call this after every new token: a stop
+        text that does not reach into the most recent tokens is not found.
         """
         if ids and ids[-1] in self.special:
             return len(ids) - 1
-        if not self.stop or self._find(ids[-self._tail :]) is None:
+        if not self.stop or not self._may_end(ids):
             return None
-        start = self._find(ids)
-        assert start is not None
-        # Decoded prefixes only grow, so searching from the end finds the longest prefix that ends before the stop text.
-        return next(n for n in range(len(ids), -1, -1) if len(self._decode(ids[:n])) <= start)
-
-    def _find(self, ids: Sequence[int]) -> int | None:
         text = self._decode(ids)
+        start = self._find(text)
+        if start is None:
+            return None
+        # Not by lengths: where several tokens are the bytes of a character, an incomplete one can be longer text.
+        return next(n for n in range(len(ids), -1, -1) if text[:start].startswith(self._decode(ids[:n])))
+
+    def _may_end(self, ids: Sequence[int]) -> bool:
+        """Return whether a stop text may reach into the most recent tokens, without decoding much more than these."""
+        start, left = len(ids), self._tail
+        while start and left:
+            start -= 1
+            left -= ids[start] not in self._silent
+        text = self._decode(ids[start:])
+        # One byte too many or too few at the beginning can break all characters that consist of byte tokens.
+        while start and _BROKEN in text:
+            start = max(0, 2 * start - len(ids))
+            text = self._decode(ids[start:])
+        return self._find(text) is not None
+
+    def _find(self, text: str) -> int | None:
         return min((at for at in (text.find(stop) for stop in self.stop) if at >= 0), default=None)
 
     def _decode(self, ids: Sequence[int]) -> str:
