@@ -197,6 +197,16 @@ def test_a_server_that_fails_after_a_step_leaves_a_run_that_resumes(
     assert cavesson.open(tmp_path / "run").rows(steps=[0])["response"].to_pylist() == before
 
 
+def test_weights_of_a_killed_attempt_are_removed_by_the_next(server: StandIn, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(server, folder, steps=1)
+    left = folder / "sampling" / "0123456789ab-cdef"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").touch()
+    run(server, folder, resume=True, steps=2)
+    assert not left.parent.exists()
+
+
 def test_parameters_mean_what_they_mean_without_a_server(server: StandIn, tmp_path: Path) -> None:
     sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_new_tokens": 2, "stop": ["x", "<|pad|>"]}
     run(server, tmp_path / "run", steps=1, **{f"sampling__{name}": value for name, value in sampling.items()})

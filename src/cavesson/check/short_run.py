@@ -1,7 +1,6 @@
 """A short run without KL penalty: statistics of the first responses, and a suggested KL coefficient."""
 
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import language
 from cavesson.record import open as open_run
+from cavesson.scratch import Scratch
 from cavesson.train.run import Training
 
 Row = dict[str, Any]
@@ -119,8 +119,8 @@ def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, S
         Statistics of the first responses, a suggested KL coefficient, and the errors that the doctor finds in the
         record.
     """
-    with tempfile.TemporaryDirectory(prefix="cavesson-check-") as folder:
-        short = short_settings(settings, rollouts, steps, Path(folder))
+    with Scratch("check") as folder:
+        short = short_settings(settings, rollouts, steps, Path(folder.name))
         Training(short).run(report=lambda _step, _metrics: None)
         run = open_run(short.run)
         rows = run.rows().to_pylist()

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from peft import PeftModel
@@ -17,6 +16,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.load import explain, load_causal, load_tokenizer, model_folder, only_gguf, prepare, resolve
 from cavesson.models.parts import adapts_shared
 from cavesson.models.settings import ModelSettings, StartSettings
+from cavesson.scratch import Scratch
 
 _BASE = "cavesson.json"
 
@@ -78,10 +78,10 @@ def load_start(
     if quantization is None:
         return merged
     # transformers quantizes weights only while it reads them.
-    with TemporaryDirectory(prefix="cavesson-merged-") as folder:
-        merged.save_pretrained(folder)
+    with Scratch("loaded") as folder:
+        merged.save_pretrained(folder.name)
         del merged  # before the second one is read
-        model = load_causal(folder, None, settings.dtype, quantization, device=device)
+        model = load_causal(folder.name, None, settings.dtype, quantization, device=device)
     model.name_or_path = model.config.name_or_path = place
     return model
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import NamedTemporaryFile
 
 import httpx
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.errors import UserError
 from cavesson.models.parts import untied
 from cavesson.sampling.settings import VllmSettings
+from cavesson.scratch import Scratch
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
@@ -58,7 +59,7 @@ class VllmServer:
 
     def __init__(
         self,
-        folder: TemporaryDirectory[str],
+        folder: Scratch,
         settings: VllmSettings,
         dtype: str,
         longest: int,
@@ -140,15 +141,13 @@ def hold_port(host: str) -> socket.socket:
     return held
 
 
-def saved_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_trained: bool
-) -> TemporaryDirectory[str]:
+def saved_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_trained: bool) -> Scratch:
     """Save a model without adapters for a server; the folder is removed with the object.
 
     vLLM (0.32) does not reload an output head that shares the embedding, so a server whose weights will be replaced
     gets a copy of it.
     """
-    folder = TemporaryDirectory(prefix="cavesson-vllm-")
+    folder = Scratch("served")
     with untied(model) if is_trained else nullcontext():
         model.save_pretrained(folder.name)
     tokenizer.save_pretrained(folder.name)

@@ -1,10 +1,10 @@
 """Building a trainer, ready for its first step, from settings."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer, saved_model
 from cavesson.sampling.vllm_weights import NcclGroup
+from cavesson.scratch import Scratch
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.held_out import HeldOut
@@ -234,7 +235,7 @@ def _engine(
     tokenizer: PreTrainedTokenizerBase,
     prompts: PromptSet,
     processes: Processes,
-    served: TemporaryDirectory[str] | None,
+    served: Scratch | None,
     bare: Any,
 ) -> Engine:
     """Build the engine that samples, and check that what it samples will be scored correctly.
@@ -278,6 +279,8 @@ def _engine(
         )
     server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
+    if processes.is_main and not served:
+        shutil.rmtree(folder, ignore_errors=True)  # weights that a process was killed over; this one holds the run
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, bare, size, folder, server)
 
 
