@@ -17,7 +17,6 @@ from cavesson.randomness import Purpose, generator
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
-
 _BROKEN = "\ufffd"
 """What bytes that are not a character are decoded to."""
 
