@@ -1,6 +1,5 @@
 """Signals: temporary handlers, after which the previous ones are restored, and the end of the parent process."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -9,7 +8,6 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 
-_PR_SET_PDEATHSIG = 1
 # The parent may block or ignore Ctrl-C, and may end before this program has begun.
 _PROGRAM = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -37,12 +35,6 @@ def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends; has no effect except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:

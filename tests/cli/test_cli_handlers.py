@@ -1,14 +1,19 @@
 """Whoever calls a command from Python has its own handlers of signals afterwards."""
 
 import json
+import os
+import random
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_helpers import RECIPE, write_recipe
+from marked_processes import survivors
 
 from cavesson import cli
 from cavesson.handlers import handling
@@ -84,3 +89,25 @@ def test_another_thread_changes_nothing(mine: None) -> None:
     thread.start()
     thread.join()
     assert seen == [ours, ours]
+
+
+STARTS = """
+import subprocess, sys, time
+from cavesson.handlers import ending_with_parent
+print("ready", flush=True)
+subprocess.Popen(ending_with_parent([sys.executable, "-c", "import time; time.sleep(600)"]), start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_just_starting_ends_with_its_parent(tmp_path: Path, number: int) -> None:
+    for attempt in range(12):
+        mark = f"{tmp_path}-{attempt}"
+        command, environment = [sys.executable, "-c", STARTS], {**os.environ, "MARK": mark}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            time.sleep(random.random() * 0.01 * attempt)
+            process.send_signal(number)
+        assert not survivors(mark, 20)

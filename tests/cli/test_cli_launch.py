@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shlex
 import signal
@@ -15,6 +16,7 @@ import cli_helpers
 import psutil
 import pytest
 from account_helpers import account
+from marked_processes import survivors
 
 import cavesson
 from cavesson.train.checkpoint import latest
@@ -131,6 +133,30 @@ def test_several_processes_train_one_run(tmp_path: Path) -> None:
     assert done.stdout.count("1 of 1 done") == 1  # said once, not by every process
     run = cavesson.open(tmp_path / "here")
     assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2, 3]
+
+
+def starting(folder: Path, mark: str, number: int, delay: float) -> subprocess.Popen[str]:
+    """A run that gets a signal soon after its first process has been started, while that imports its modules."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment() | {"MARK": mark}}
+    process = subprocess.Popen([*COMMAND, *arguments(folder)], cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
+    deadline, this = time.monotonic() + 300, psutil.Process(process.pid)
+    while not this.children():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.send_signal(number)
+    return process  # type: ignore[no-any-return]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("latest", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_no_process_survives_a_launcher_that_ends_while_they_start(tmp_path: Path, number: int, latest: float) -> None:
+    process = starting(tmp_path, str(tmp_path), number, random.random() * latest)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0, errors[-3000:]
+    assert not survivors(str(tmp_path), 20)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.environment import prepare
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
-from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch, train_on_ray
+from cavesson.cli.launch import LAUNCHER, is_launcher, is_ray_launcher, launch, train_on_ray
 from cavesson.cli.plan import plan_app
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
@@ -84,7 +84,6 @@ def _options(
 def main() -> None:
     """Run the command; a user error gives one or two plain lines and exit code 2, a stopped run exit code 3."""
     prepare()
-    end_with_launcher()
     with handling(_terminate, signal.SIGTERM):
         _run_app()
 

@@ -8,7 +8,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from uuid import uuid4
 
 from cavesson.command_line import STAGE, command_line
 from cavesson.errors import LOST_PROCESS, UserError
-from cavesson.handlers import end_with_parent, handling
+from cavesson.handlers import ending_with_parent, handling
 from cavesson.processors import usable_processors
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5
 """Seconds in which the other processes must end when one has ended."""
+_PAUSE = 0.2
+"""Seconds between two looks for processes that have started after a signal."""
 _NAME = "TORCHELASTIC_RUN_ID"
 LAUNCHER = "cavesson-"
 """How TORCHELASTIC_RUN_ID begins in processes that a launcher of ours has started; then comes its process number."""
@@ -85,15 +88,8 @@ def _is_launched(flag: str) -> bool:
     return False
 
 
-def end_with_launcher() -> None:
-    """End this process when its launcher ends, however that happens; has no effect if none has started it."""
-    # What these processes start inherits the variable, but not the parent.
-    if os.environ.get(_NAME, "").startswith(f"{LAUNCHER}{os.getppid()}-"):
-        end_with_parent()
-
-
 def launch(processes: int, way_on: Callable[[], str | None]) -> None:
-    """Run the command of this process in several others, and end as they do.
+    """Run the command of this process in several others, which end with it however it ends, and end as they do.
 
     The first process prints; what the others print is shown if one of them fails.
 
@@ -126,19 +122,40 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
         )
         # Outside the main thread, the agent leaves signals alone: processes that save a checkpoint need more time than
         # it grants them.
-        with handling(_forward, *SIGNALS):
+        signals = _Signals()
+        with handling(signals.forward, *SIGNALS):
             try:
-                pool.submit(elastic_launch(config, sys.executable), "-m", "cavesson", *sys.argv[1:]).result()
+                program, *words = ending_with_parent([sys.executable, "-m", "cavesson", *sys.argv[1:]])
+                ending = pool.submit(elastic_launch(config, program), *words)
+                while not wait([ending], _PAUSE).done:
+                    signals.deliver()
+                ending.result()
             except ChildFailedError as error:
                 raise _reason(error, processes, Path(logs), way_on) from None
 
 
-def _forward(number: int, frame: FrameType | None) -> None:
-    """Send a signal to all processes; a terminal sends Ctrl-C to them too, which counts as one."""
-    import psutil
+class _Signals:
+    """Forwards signals to all processes, also to those that start after them."""
 
-    for child in psutil.Process().children():
-        child.send_signal(number)
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._delivered: dict[int, int] = {}
+        """how many of them each process has got"""
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        """Send a signal to all processes; these are not in the session of the terminal, which sends them none."""
+        self._asked.append(number)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send each process the signals that it has not got yet."""
+        import psutil
+
+        for child in psutil.Process().children() if self._asked else ():
+            for number in self._asked[self._delivered.get(child.pid, 0) :]:
+                with suppress(psutil.NoSuchProcess):  # it may end just now
+                    child.send_signal(number)
+            self._delivered[child.pid] = len(self._asked)
 
 
 def _reason(

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -19,19 +18,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import UserError
 from cavesson.models.parts import untied
+from cavesson.sampling import supervisor
 from cavesson.sampling.settings import VllmSettings
 from cavesson.scratch import Scratch
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
 _LONGEST_START = 1800.0
-_PATIENCE = 3.0
-"""Seconds in which a server must end; a launcher gives its processes little more."""
 _LONGEST_LINE = 500
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$", re.MULTILINE)
 """The last line of a traceback, as Python prints it or as vLLM logs it."""
-# The kernel ends the server when this process ends, however that happens; vLLM runs on Linux only.
-_END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 _FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """What every server needs: token ids in and out, and log-probabilities of the distribution that is sampled from."""
 NCCL_FLAGS = ("--weight-transfer-config", '{"backend": "nccl"}')
@@ -81,10 +77,8 @@ class VllmServer:
         command += ["--enable-sleep-mode"] if settings.sleep else []
         command += NCCL_FLAGS if settings.transfer == "nccl" else []
         command += [*(() if settings.devices else _ON_CPU), *settings.arguments]
-        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
-            command = [sys.executable, "-c", _END_WITH_PARENT, *command]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
             env=_environment(settings, python),
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -195,7 +189,7 @@ def _end(process: "subprocess.Popen[bytes]", held: socket.socket) -> None:
     """End a server and what it has started: an engine can outlive a server that was killed, and holds its memory."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_PATIENCE)
+        process.wait(supervisor.PATIENCE + 1)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
