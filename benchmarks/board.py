@@ -30,7 +30,17 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "cavesson", "board", str(run), "--port", str(self.port), "--no-browser"]
+        command = [
+            sys.executable,
+            "-m",
+            "cavesson",
+            "board",
+            str(run),
+            "--port",
+            str(self.port),
+            "--no-browser",
+            "--no-token",
+        ]
         self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from cavesson.config_paths import in_folder
 from cavesson.errors import UserError
+from cavesson.text.masking import masked, place_of_secret
 
 _WORDS: dict[Any, str] = {
     str: "text", int: "integer", float: "number", bool: "true|false", Path: "path", NoneType: "none", Any: "any value"
@@ -32,6 +33,7 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise SettingsError(_explained(type(self), error, type(self).__name__)) from None
+        _refuse_secrets(values, type(self).__name__)
 
     # Nested groups are validated together with the outer one, not by calling the method above.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -84,7 +86,9 @@ def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
         UserError: the file is missing or not valid TOML, a key is unknown (the message names the closest match), or a
             value is out of range.
     """
-    values = overlaid(kind, in_folder(_read(recipe), recipe.parent) if recipe else {}, flags)
+    given = _read(recipe) if recipe else {}
+    _refuse_secrets(given, str(recipe))
+    values = overlaid(kind, in_folder(given, recipe.parent) if recipe else {}, flags)
     return check(kind, values, str(recipe) if recipe else "the flags")
 
 
@@ -94,7 +98,9 @@ def overlaid(kind: type[Settings], values: dict[str, Any], flags: Sequence[str])
     if words:
         raise UserError(f"unexpected argument {words[0]!r}; settings are given as --name.field value")
     for name, text in given:
-        _set(values, name, _parse_value(text))
+        value = _parse_value(text)
+        _refuse_secrets({name: value}, "the flags")
+        _set(values, name, value)
     return values
 
 
@@ -154,8 +160,21 @@ def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
         raise UserError(_explained(kind, error, source)) from None
 
 
+def _refuse_secrets(values: Mapping[str, Any], source: str) -> None:
+    """Raise SettingsError if one of the given values looks like a secret: settings are recorded and shown.
+
+    What an older run has recorded is not checked: it is masked where it is shown.
+    """
+    place = place_of_secret(values)
+    if place is not None:
+        raise SettingsError(
+            f"{source}: {place} has what looks like a password, token or key, and settings are recorded and shown: "
+            "keep it in an environment variable or a file (docs/secrets.md)"
+        )
+
+
 def _explained(kind: type[BaseModel], error: ValidationError, source: str) -> str:
-    return "\n".join(_explain(kind, one, source) for one in error.errors()[:2])
+    return masked("\n".join(_explain(kind, one, source) for one in error.errors()[:2]))  # type: ignore[no-any-return]
 
 
 def describe(
@@ -311,4 +330,4 @@ def _show(default: Any) -> str:
         return f"{{{', '.join(f'{name} = {_show(value)}' for name, value in given)}}}"
     if isinstance(default, bool):
         return str(default).lower()
-    return "none" if default is None else str(default)
+    return "none" if default is None else masked(str(default))

@@ -1,6 +1,7 @@
 """A server that is asked over HTTP: requests are retried after failures that may be temporary."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,7 +10,9 @@ from email.utils import parsedate_to_datetime
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
-from cavesson.errors import UserError
+from cavesson.config_paths import expanded
+from cavesson.errors import UserError, first_line
+from cavesson.text.masking import masked
 
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 300.0
@@ -24,11 +27,12 @@ class Endpoint:
 
     Attributes:
         name: what the server is, for messages.
-        url: without a password.
+        url: of the server.
         timeout: seconds that one request may take in all.
         attempts: attempts per request, if it fails for a reason that may be temporary.
         error: class of the errors.
         headers: sent with every request.
+        shown: what messages call the URL; "" = the URL itself.
     """
 
     name: str
@@ -37,16 +41,18 @@ class Endpoint:
     attempts: int
     error: type[UserError] = UserError
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    shown: str = ""
 
     def client(self) -> httpx.AsyncClient:
         """Return a client for any number of requests at the same time, to be closed by the caller.
 
         The caller limits their number: if a request waited here for a connection, its time would run meanwhile.
         """
-        headers = {**self.headers, "Content-Type": "application/json"}
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost")  # where a proxy would look for it elsewhere
         unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(headers=headers, timeout=None, limits=unlimited, trust_env=not is_here)
+        return httpx.AsyncClient(
+            headers={"Content-Type": "application/json"}, timeout=None, limits=unlimited, trust_env=not is_here
+        )
 
     async def get(self, client: httpx.AsyncClient, path: str = "") -> bytes:
         """Return the body of the response to a request without content; raises what `post` raises."""
@@ -77,7 +83,7 @@ class Endpoint:
         try:
             async with (
                 asyncio.timeout(self.timeout),
-                client.stream(method, self.url + path, content=request) as response,
+                client.stream(method, self.url + path, content=request, headers=self.headers) as response,
             ):
                 async for piece in response.aiter_bytes():
                     content += piece
@@ -98,7 +104,28 @@ class Endpoint:
 
     def failed(self, said: str) -> UserError:
         """Return an error that says what the server did."""
-        return self.error(f"{self.name} at {self.url} {said}")
+        return self.error(masked(f"{self.name} at {self.shown or self.url} {said}"))
+
+
+def secret(reference: str, what: str) -> str:
+    """Return the secret that a setting names as ``env:NAME``, of an environment variable, or as ``file:PATH``.
+
+    Args:
+        reference: the name.
+        what: the setting, for the message of an error.
+
+    Raises:
+        UserError: the variable is not set, or the file cannot be read.
+    """
+    kind, _, place = reference.partition(":")
+    if kind == "env":
+        if place not in os.environ:
+            raise UserError(f"{what} names the environment variable {place}, which is not set")
+        return os.environ[place]
+    try:
+        return expanded(place).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} names the file {place}, which cannot be read: {first_line(error)}") from None
 
 
 class _TryAgainError(Exception):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cavesson.text.masking import masked
 from cavesson.text.visible import visible
 
 
@@ -63,14 +64,17 @@ def first_line(error: BaseException) -> str:
 
 
 def print_error(line: str) -> None:
-    """Print a line to stderr in one write, so that lines of several processes do not run into each other."""
-    sys.stderr.write(f"{line}\n")
+    """Print a line to stderr in one write, so that lines of several processes do not run into each other.
+
+    Secrets in it are masked.
+    """
+    sys.stderr.write(f"{masked(line)}\n")
     sys.stderr.flush()
 
 
 def print_exception(error: BaseException) -> None:
-    """Print a traceback with control characters made visible, so that quoted text cannot affect the terminal."""
-    print(visible("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+    """Print a traceback, masked and with control characters made visible, so that quoted text has no effect."""
+    print(visible(masked("".join(traceback.format_exception(error)))), file=sys.stderr, end="")
 
 
 def leave_for_launcher(line: str, exit_code: int, is_whole: bool = False) -> None:
@@ -85,7 +89,7 @@ def leave_for_launcher(line: str, exit_code: int, is_whole: bool = False) -> Non
     if place:
         path = Path(place)
         extra = {"timestamp": str(int(time.time()))}
-        error = {"message": line, "errorCode": exit_code, "isWhole": is_whole, "extraInfo": extra}
+        error = {"message": masked(line), "errorCode": exit_code, "isWhole": is_whole, "extraInfo": extra}
         unfinished = path.with_suffix(".tmp")  # the agent cannot read half a file
         unfinished.write_text(json.dumps({"message": error}), "utf-8")
         unfinished.replace(path)

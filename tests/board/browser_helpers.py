@@ -150,7 +150,8 @@ class BoardProcess:
     """``cavesson board`` as a person starts it; a context manager."""
 
     def __init__(self, *runs: Path) -> None:
-        command = [sys.executable, "-m", "cavesson", "board", *map(str, runs), "--port", "0", "--no-browser"]
+        flags = ["--port", "0", "--no-browser", "--no-token"]
+        command = [sys.executable, "-m", "cavesson", "board", *map(str, runs), *flags]
         # Not a pipe: one that nobody reads is full some day.
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)

@@ -187,7 +187,7 @@ def test_who_reads_nothing_of_an_answer_is_disconnected_and_who_reads_slowly_is_
 
 @pytest.mark.slow
 def test_a_server_without_room_for_files_says_so_once(run):
-    command = f"ulimit -n 110; exec {sys.executable} -m cavesson board '{run}' --port 0 --no-browser"
+    command = f"ulimit -n 110; exec {sys.executable} -m cavesson board '{run}' --port 0 --no-browser --no-token"
     process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -210,7 +210,7 @@ def test_the_usual_limit_of_open_files_is_raised(tmp_path):
     for each in runs:
         record(each, [0])
     paths = " ".join(f"'{each}'" for each in runs)
-    command = f"ulimit -S -n 64; exec {sys.executable} -m cavesson board {paths} --port 0 --no-browser"
+    command = f"ulimit -S -n 64; exec {sys.executable} -m cavesson board {paths} --port 0 --no-browser --no-token"
     process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -26,6 +26,7 @@ from cavesson.board.runs import Board
 from cavesson.board.server import json_response
 from cavesson.index.build import Builder
 from cavesson.record import Recorder, begin_attempt, write_vocabulary
+from cavesson.record.storage import Remote
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_what_json_hardly_can_say_is_said(tmp_path):
 
 def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    board = Board([cavesson.record.open(f"file://{own}")])
+    board = Board([cavesson.record.open(Remote(f"file://{own}"))])
     folder = board.runs[0].folder
     assert folder.is_relative_to(tmp_path / "cache")
     builder = Builder(board.runs[0].record, folder)
@@ -282,7 +283,7 @@ def wait_for(test, seconds=90):
 
 
 def start_board(*arguments):
-    command = [sys.executable, "-m", "cavesson", "board", *map(str, arguments), "--no-browser"]
+    command = [sys.executable, "-m", "cavesson", "board", *map(str, arguments), "--no-browser", "--no-token"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -116,11 +116,11 @@ def starting_servers(fails: bool) -> None:
     """Begin to train in a process whose servers, which only the first of all asks for, start or fail."""
     asked: list[str] = []
 
-    def start_servers(*_: Any) -> tuple[str, ...]:
+    def start_servers(*_: Any) -> tuple[tuple[str, str], ...]:
         asked.append(os.environ["RANK"])
         if fails:
             raise UserError("no node had room for 1 of 1 vLLM servers")
-        return ("http://127.0.0.1:1",)
+        return (("http://127.0.0.1:1", "a key"),)
 
     servers: Any = ModuleType("cavesson.cluster.servers")  # the real one needs Ray
     servers.start_servers = start_servers

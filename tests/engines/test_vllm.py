@@ -93,7 +93,9 @@ def server() -> Iterator[VllmServer]:
     place = saved_model(model(), tiny_tokenizer(), is_trained=True)
     settings = VllmSettings(python=PYTHON, arguments=("--enforce-eager",))
     server = VllmServer(place, settings, "float32", LENGTH, 8, adapters=2)
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", server.key)  # which those who sample from a running server set
+        yield server
     server.close()
 
 

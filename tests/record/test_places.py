@@ -13,20 +13,21 @@ from cavesson.errors import UserError
 from cavesson.exporters import EXPORTERS
 from cavesson.record import Recorder, write_run, write_vocabulary
 from cavesson.record.show import headline, show
+from cavesson.record.storage import Location, Remote
 
 
 @pytest.fixture
-def place(tmp_path) -> str:
-    """A small run, as a URL."""
+def place(tmp_path) -> Remote:
+    """A small run at a URL; users can give those of object stores only."""
     write_vocabulary(tmp_path / "run", ["a"], ["a"])
     with Recorder(tmp_path / "run") as recorder:
         rows, tokens = rollouts(2, 1)
         recorder.rollouts(0, rows, {"mask": tokens["mask"], "token_id": tokens["mask"] * 0})
         recorder.metrics(0, {"reward/mean": 0.5})
-    return f"file://{tmp_path}/run"
+    return Remote(f"file://{tmp_path}/run")
 
 
-def shown(place: str | Path) -> str:
+def shown(place: Location) -> str:
     console = Console(file=io.StringIO(), width=120)
     show(place, console)
     return console.file.getvalue()
@@ -36,7 +37,7 @@ def test_a_run_at_a_url_is_shown_and_exported_as_one_in_a_folder(place, tmp_path
     folder = tmp_path / "run"
     assert shown(place) == shown(folder) and "response 1" in shown(place)
     assert headline(place) == "mean reward of a step 0.5"
-    assert EXPORTERS["rl-logging-board"](place, tmp_path / "out") == 2
+    assert EXPORTERS["rl-logging-board"](place, tmp_path / "out", False) == 2
     lines = [json.loads(line) for line in (tmp_path / "out" / "rank-0000.jsonl").read_text().splitlines()]
     assert [(line["response"], line["response_tokens"]) for line in lines] == [
         ("response 0", ["a"]),
@@ -73,7 +74,7 @@ def test_a_broken_run_is_one_plain_line(place, tmp_path, break_, message):
     for where in (run, place):
         with pytest.raises(UserError, match=message) as failure:
             shown(where)
-            EXPORTERS["rl-logging-board"](where, tmp_path / "out")
+            EXPORTERS["rl-logging-board"](where, tmp_path / "out", False)
         assert "\n" not in str(failure.value)
     assert not (tmp_path / "out").exists()
 

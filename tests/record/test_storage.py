@@ -59,7 +59,7 @@ def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
     ("place", "message"),
     [
         ("s3://bucket/none", r"no run\.json"),
-        ("nothing://x/y", "nothing"),
+        ("nothing://x/y", "'nothing://x/y' is not a place in object storage, such as s3://bucket/run"),
         ("abfs://x/y", "abfs://x/y cannot be reached: .*adlfs"),
     ],
 )
@@ -69,16 +69,21 @@ def test_what_cannot_be_opened_is_said(server, place, message):
 
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
+    import s3fs
+
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         nobody = found.getsockname()[1]
-        with pytest.raises(UserError, match=f"http://127.0.0.1:{nobody}/run cannot be reached: .*onnect"):
-            cavesson.open(f"http://127.0.0.1:{nobody}/run")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody}")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(UserError, match=r"s3://bucket/run cannot be reached: .*onnect"):
+            cavesson.open("s3://bucket/run")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    import s3fs
-
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(UserError, match="s3://bucket/other cannot be reached: Unable to locate credentials"):
         cavesson.open("s3://bucket/other")

@@ -22,6 +22,7 @@ from cavesson.doctor.finding import Reading
 from cavesson.doctor.rules import RULES
 from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, run_info, write_run
+from cavesson.record.storage import storage
 from cavesson.repair import verify
 from cavesson.repair.fork import ending, fork
 from cavesson.repair.plan import Plan, check_run, new_plan
@@ -214,20 +215,22 @@ def test_a_fork_whose_record_begins_with_it_has_the_same_steps(place: Path) -> N
     assert rows == whole.slice(len(whole) - len(rows))
 
 
-def test_a_record_elsewhere_is_copied_into_the_fork(place: Path) -> None:
-    run, elsewhere = place / "run", place / "elsewhere"
-    whole, info, url = recorded(run), run_info(run), f"file://{elsewhere}"
-    shutil.copytree(run, elsewhere, ignore=shutil.ignore_patterns("checkpoints", "model", "index"))
-    for name in ("record", "attempts", "compactions"):
-        shutil.rmtree(run / name, ignore_errors=True)
-    (run / "vocabulary.parquet").unlink()
+def test_a_record_elsewhere_is_copied_into_the_fork(place: Path, object_storage: str) -> None:
+    run, url = place / "run", f"{object_storage}/{place.parent.name}"
+    whole, info, elsewhere = recorded(run), run_info(run), storage(url)
+    moved = [path for name in ("record", "attempts", "compactions") for path in run.glob(f"{name}/*") if path.is_file()]
+    for path in (*moved, run / "vocabulary.parquet"):
+        with elsewhere.writing(path.relative_to(run).as_posix()) as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    write_run(url, info)
     write_run(run, info | {"record": url, "config": info["config"] | {"record": url}})
-    before = contents(elsewhere)
+    before = {path.name: elsewhere.read(path.relative_to(run).as_posix()) for path in moved}
     fork(run, place / "fork", planned({}, 4), {})
     done = cavesson(place, "ppo", "--resume", "fork")
     assert done.code == 0, done.err
     assert recorded(place / "fork") == whole
-    assert contents(elsewhere) == before
+    assert {path.name: elsewhere.read(path.relative_to(run).as_posix()) for path in moved} == before
 
 
 def test_the_outcome_is_what_the_doctor_says_of_both_forks(fixed: tuple[Path, Done]) -> None:
@@ -423,7 +426,7 @@ def test_flags_without_effect_are_refused(flags: list[str], said: str, trained: 
 
 
 def test_a_url_and_runs_that_do_not_sample_are_refused(tmp_path: Path) -> None:
-    done = cavesson(tmp_path, "doctor", "memory://run", "--fix")
+    done = cavesson(tmp_path, "doctor", "s3://bucket/run", "--fix")
     assert done.code == 2 and "--fix needs the folder of the run" in done.err
     write_run(tmp_path / "run", {"algorithm": "sft", "config": {}})
     with pytest.raises(UserError, match="is a run of sft: --fix compares runs that sample responses"):

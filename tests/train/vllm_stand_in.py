@@ -9,6 +9,7 @@ import base64
 import copy
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -58,6 +59,8 @@ class StandIn:
         self.asleep = 0
         """level at which it sleeps; 0 = awake"""
         self.most_adapters = 0
+        self.key = ""
+        """which every request but that for its health needs; "" = none"""
         self.broken: set[str] = set()
         """paths that fail"""
         self.workers = 1
@@ -197,6 +200,23 @@ class StandIn:
             weight.data.zero_()
         return JSONResponse({})
 
+    def guarded(self, app: Any) -> Any:
+        """Return the application behind the key."""
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            given = dict(scope.get("headers", ())).get(b"authorization")
+            if (
+                self.key
+                and scope["type"] == "http"
+                and scope["path"] != "/health"
+                and given != f"Bearer {self.key}".encode()
+            ):
+                await Response("no key", status_code=401)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return answer
+
     async def described(self, request: Request) -> Response:
         return JSONResponse({"asleep": self.asleep, "paths": self.paths, "version": self.version})
 
@@ -218,9 +238,10 @@ def is_probe(request: Answer) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, port: int = 0, host: str = "127.0.0.1") -> Iterator[StandIn]:
+def serving(folder: Path, port: int = 0, host: str = "127.0.0.1", key: str = "") -> Iterator[StandIn]:
     """Serve a model on a free port, or this one."""
     one = StandIn(folder)
+    one.key = key
     told = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/reset_prefix_cache")
     told += ("/pause", "/resume", "/shutdown_weight_transfer_engine")
     routes = [Route(path, one.told, methods=["POST"]) for path in (*told, "/update_weight_version")]
@@ -229,7 +250,9 @@ def serving(folder: Path, port: int = 0, host: str = "127.0.0.1") -> Iterator[St
     routes += [Route("/get_world_size", one.counted)]
     routes += [Route(path, one.slept, methods=["POST"]) for path in ("/sleep", "/wake_up")]
     routes += [Route("/inference/v1/generate", one.generate, methods=["POST"]), Route("/health", one.described)]
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), host=host, port=port, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(one.guarded(Starlette(routes=routes)), host=host, port=port, log_level="error")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 120
@@ -247,5 +270,5 @@ def serving(folder: Path, port: int = 0, host: str = "127.0.0.1") -> Iterator[St
 
 if __name__ == "__main__":  # as a process that a run starts instead of vLLM
     folder, port, host = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--model", "--port", "--host"))
-    with serving(Path(folder), int(port), host):
+    with serving(Path(folder), int(port), host, os.environ["VLLM_API_KEY"]):
         threading.Event().wait()

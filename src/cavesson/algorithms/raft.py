@@ -120,7 +120,7 @@ class RAFTRun(RolloutRun):
         """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
         from cavesson.record import open as open_run
 
-        steps = open_run(folder).steps().to_pylist()
+        steps = open_run(folder, allow_remote=True).steps().to_pylist()
         print_rounds(console, [step for step in steps if step["reward/mean"] is not None])  # the last is an evaluation
 
     @property

@@ -1,12 +1,10 @@
 """The settings of runs, and values derived from them; the run class of each algorithm is one of the two kinds."""
 
 import math
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -28,8 +26,10 @@ from cavesson.algorithms.settings import (
 )
 from cavesson.config import Settings
 from cavesson.data.settings import ChatSettings, PromptSettings
+from cavesson.errors import UserError
 from cavesson.integrations.trackers import Names
 from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
+from cavesson.object_storage import checked_url
 from cavesson.processes import Processes
 from cavesson.rewards.cleaning import CleaningSettings
 from cavesson.rewards.settings import RewardSettings, ShapingSettings
@@ -78,17 +78,10 @@ class RunSettings(Settings):
     @field_validator("record")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        if not re.fullmatch(r"[a-z][a-z0-9+.]*://[^/].*", url):
-            raise ValueError(
-                f"{url!r} is not a URL such as s3://bucket/run; without one, the record is in the run's folder"
-            )
-        if urlsplit(url).password is not None:
-            raise ValueError(
-                "remove the password: the URL is saved in run.json; set credentials in the environment instead"
-            )
-        return url.rstrip("/")
+        try:
+            return None if url is None else checked_url(url)
+        except UserError as error:
+            raise ValueError(f"{error}; without one, the record is in the run's folder") from None
 
     @property
     def record_place(self) -> Path | str:

@@ -30,16 +30,17 @@ MAX_DIAGNOSED = 2_000_000
 """Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
 
 
-def start(runs: Sequence[tuple[str, Path]]) -> list[BaseProcess]:
+def start(runs: Sequence[tuple[str, Path]], allow_remote: bool = False) -> list[BaseProcess]:
     """Start the processes that add everything that some runs record to their indexes, at most one for each core.
 
     Args:
         runs: The path and the index folder of each run.
+        allow_remote: Whether the records may be at other places that the folders name.
     """
     count = min(len(runs), usable_processors())
     spawn = get_context("spawn").Process
     processes: list[BaseProcess] = [
-        spawn(target=_watch, args=(runs[i::count], os.getpid()), daemon=True) for i in range(count)
+        spawn(target=_watch, args=(runs[i::count], os.getpid(), allow_remote), daemon=True) for i in range(count)
     ]
     with without_ctrl_c():
         for process in processes:
@@ -47,13 +48,13 @@ def start(runs: Sequence[tuple[str, Path]]) -> list[BaseProcess]:
     return processes
 
 
-def _watch(runs: Sequence[tuple[str, Path]], parent: int) -> None:
+def _watch(runs: Sequence[tuple[str, Path]], parent: int, allow_remote: bool) -> None:
     """Follow several runs in turns until the board has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the board
     yield_cpu(5)  # gives the server priority
     small_process()
     doctors: dict[str, Watch] = {}
-    due = {_attended(path, folder, doctors): 0.0 for path, folder in runs}
+    due = {_attended(path, folder, doctors, allow_remote): 0.0 for path, folder in runs}
     while os.getppid() == parent:
         follower = min(due, key=due.__getitem__)
         time.sleep(min(max(0.0, due[follower] - time.monotonic()), PAUSE))
@@ -62,13 +63,13 @@ def _watch(runs: Sequence[tuple[str, Path]], parent: int) -> None:
             due[follower] = time.monotonic() + pause
 
 
-def _attended(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
+def _attended(path: str, folder: Path, doctors: dict[str, Watch], allow_remote: bool = False) -> Iterator[float]:
     """Follow a run whenever no other process does; yield the seconds until the next look."""
     while True:
         try:
             with only_writer(folder) as mine:
                 if mine:
-                    yield from _guarded(path, folder, doctors)
+                    yield from _guarded(path, folder, doctors, allow_remote)
             pause = PAUSE
         except OSError as error:
             print_exception(error)
@@ -76,12 +77,12 @@ def _attended(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[fl
         yield pause
 
 
-def _guarded(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
+def _guarded(path: str, folder: Path, doctors: dict[str, Watch], allow_remote: bool) -> Iterator[float]:
     """Follow the run; report errors on the page and in the terminal, and wait before the next attempt."""
     problem = folder / PROBLEM
     try:
         problem.unlink(missing_ok=True)
-        yield from _follow(path, folder, doctors)
+        yield from _follow(path, folder, doctors, allow_remote)
     except Exception as error:
         with suppress(OSError), replacing(problem) as file:  # the disk may be full
             file.write(f"the index cannot be updated: {error}".encode("utf-8", "backslashreplace"))
@@ -89,14 +90,15 @@ def _guarded(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[flo
         yield PAUSE_AFTER_PROBLEM
 
 
-def _follow(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
+def _follow(path: str, folder: Path, doctors: dict[str, Watch], allow_remote: bool = False) -> Iterator[float]:
     """Index what the run records, piece by piece; of the runs of a process, one at a time is diagnosed."""
     builder: Builder | None = None
     doctor = doctors[path] = Watch(path, findings_file(folder))
     while True:
-        run = _opened(path)
+        run = _opened(path, allow_remote)
         if run is not None and (builder is None or builder.state.run != fingerprint(run)):
             builder = Builder(run, folder)
+            doctor.run = run.folder
         if run is not None and builder is not None and (builder.update() or builder.advance()):
             yield 0.0
             continue
@@ -107,10 +109,10 @@ def _follow(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[floa
         yield PAUSE
 
 
-def _opened(path: str) -> Run | None:
+def _opened(path: str, allow_remote: bool) -> Run | None:
     """Return the run as it is now, which may be a different one than before; None if there is no run."""
     try:
-        return cavesson.record.open(path)
+        return cavesson.record.open(path, allow_remote)
     except UserError:
         if storage(path).exists("run.json"):
             raise

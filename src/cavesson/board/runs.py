@@ -50,14 +50,19 @@ def reading() -> Iterator[None]:
         raise UnreadableError(f"the record cannot be read: {first_line(error)}") from error
 
 
-def open_run(path: str, wait: bool = True) -> Run:
-    """Open a run, or with ``wait`` a folder that can become one because it is empty or does not exist yet.
+def open_run(path: str, wait: bool = True, allow_remote: bool = False) -> Run:
+    """Open a run, or a folder that can become one because it is empty or does not exist yet.
+
+    Args:
+        path: Run folder, or a URL.
+        wait: Whether the folder may be one that is yet to become a run.
+        allow_remote: Whether the record may be at another place that the folder names.
 
     Raises:
         UserError: The path is something else.
     """
     try:
-        return cavesson.record.open(path)
+        return cavesson.record.open(path, allow_remote)
     except UserError as error:
         if "://" in path or not is_free(Path(path)):
             raise
@@ -73,10 +78,12 @@ class OpenRun:
         number: Index on the command line.
         record: The opened record.
         scanner: Searches texts for regular expressions.
+        allow_remote: Whether the record may be at another place that the folder names.
     """
 
-    def __init__(self, number: int, record: Run, scanner: Scanner) -> None:
+    def __init__(self, number: int, record: Run, scanner: Scanner, allow_remote: bool = False) -> None:
         self.scanner = scanner
+        self.allow_remote = allow_remote
         self.number = number
         self.record = record
         self.folder = index_folder(record)
@@ -109,7 +116,7 @@ class OpenRun:
         """Switch to a new snapshot, which may be of another run that was started in the same folder."""
         old, self._snapshot = self._snapshot, new
         if new.state.run and new.state.run != fingerprint(self.record):
-            self.record = open_run(self.record.folder)
+            self.record = open_run(self.record.folder, allow_remote=self.allow_remote)
         if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
             # The same file names have different content now.
             self.cache = Cache()
@@ -164,7 +171,8 @@ class OpenRun:
     def token_texts(self, ids: Sequence[int | None]) -> list[str]:
         """Return the text of each token ID."""
         if not self.record.vocabulary.num_rows:
-            self.record = open_run(self.record.folder)  # the vocabulary may have been written in the meantime
+            # The vocabulary may have been written in the meantime.
+            self.record = open_run(self.record.folder, allow_remote=self.allow_remote)
         return self.record.token_texts(ids)
 
     def warm(self) -> None:
@@ -198,12 +206,16 @@ class Board:
     Args:
         records: The opened records, in the order of their numbers.
         closing: Set when the board is told to stop.
+        allow_remote: Whether the records may be at other places that the folders name.
     """
 
-    def __init__(self, records: Sequence[Run], closing: threading.Event | None = None) -> None:
+    def __init__(
+        self, records: Sequence[Run], closing: threading.Event | None = None, allow_remote: bool = False
+    ) -> None:
         self.closing = closing or threading.Event()
+        self.allow_remote = allow_remote
         self.scanner = Scanner()
-        self.runs = [OpenRun(number, record, self.scanner) for number, record in enumerate(records)]
+        self.runs = [OpenRun(number, record, self.scanner, allow_remote) for number, record in enumerate(records)]
 
     def run(self, number: int) -> OpenRun:
         """Return the run with a number.

@@ -3,15 +3,19 @@
 The imports that the runs need take longer than the rest of the start, so they run while the browser loads the page.
 """
 
+import atexit
 import gc
 import logging
 import secrets
+import shutil
 import socket
+import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from html import escape
 from pathlib import Path
 from threading import Event, Timer
 from types import FrameType
@@ -41,31 +45,46 @@ WARM_AFTER = 1.0
 """Seconds from the start after which the board reads what will be needed: not while the page is opening."""
 
 
-def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, browser: bool, wait: bool = False) -> None:
+def serve(
+    paths: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    browser: bool,
+    wait: bool = False,
+    allow_remote: bool = False,
+) -> None:
     """Serve the board of some runs until interrupted.
 
     Args:
         paths: Run folders.
-        host: Address to listen on. An address that is not of this machine needs a token; one is generated if not given.
+        host: Address to listen on.
         port: Port to listen on; 0 selects a free one.
-        token: Token that every request must send.
+        token: Token that every request must send; "" = one is generated; None = requests need none, which only an
+            address of this machine allows.
         browser: Whether to open the page in a browser.
         wait: Whether to show runs that have not begun, once they begin.
+        allow_remote: Whether the records may be at other places that the folders name.
 
     Raises:
-        UserError: A path is not a run, the token or the host is empty, or the port is in use.
+        UserError: A path is not a run, the token cannot be sent, the host is empty or needs a token, or the port is in
+            use.
     """
+    if token is None and host and not is_loopback(host):
+        raise UserError(f"--no-token has no effect on {host}, which other machines can reach: remove it")
+    if token == "":
+        token = secrets.token_urlsafe(24)
     if token is not None:
         checked_token(token)
     listener = _listen(host, port)
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)
     address = _address(host, listener.getsockname()[1], token)
     closing, asked = Event(), Event()
     kept = Opening(paths)
     show = partial(_show, address, host if token and not is_loopback(host) else None, browser)
     with ThreadPoolExecutor(1, "opening") as pool:
-        opening = pool.submit(_open_runs, paths, wait, closing, show, asked if kept.is_kept() else None)
+        opened = partial(_opened, paths, wait, allow_remote, closing)
+        opening = pool.submit(_open_runs, opened, show, asked if kept.is_kept() else None)
         server = _Server(Guard(Site(opening, kept, asked), token), closing)
         opening.add_done_callback(server.stop_without)
         try:
@@ -88,31 +107,41 @@ def _show(address: str, open_to: str | None, browser: bool) -> None:
     if open_to:
         print(f"open     to everyone who can reach {open_to}: each request needs the token in that address")
     if browser:
-        _later(0, partial(webbrowser.open, address))
+        _later(0, partial(webbrowser.open, _page_that_leads_to(address)))
 
 
-def _open_runs(
-    paths: Sequence[str], wait: bool, closing: Event, show: Callable[[], None], asked: Event | None
-) -> "ASGIApp":
+def _page_that_leads_to(address: str) -> str:
+    """Return the URL of a local page that leads to the board, as other users see the arguments of a browser's process.
+
+    The page is private to the user, and removed when the board ends.
+    """
+    folder = tempfile.mkdtemp(prefix="cavesson-board-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    page = Path(folder) / "board.html"
+    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}">', "utf-8")
+    return page.as_uri()
+
+
+def _open_runs(opened: Callable[[], "Board"], show: Callable[[], None], asked: Event | None) -> "ASGIApp":
     """Open the runs; if ``asked`` is given, the page is shown first, and the event tells when it needs the runs."""
     if asked:
         show()
         asked.wait(UNASKED)
-    board = _opened(paths, wait, closing)
+    board = opened()
     if not asked:
         show()
     _note(board)
     return _made_ready(board)
 
 
-def _opened(paths: Sequence[str], wait: bool, closing: Event) -> "Board":
+def _opened(paths: Sequence[str], wait: bool, allow_remote: bool, closing: Event) -> "Board":
     from cavesson.record.background import REUSED, many_files, small_process
 
     small_process(REUSED)
     many_files()
     from cavesson.board.runs import Board, open_run
 
-    return Board([open_run(path, wait) for path in paths], closing)
+    return Board([open_run(path, wait, allow_remote) for path in paths], closing, allow_remote)
 
 
 def _note(board: "Board") -> None:
@@ -129,16 +158,17 @@ def _made_ready(board: "Board") -> "ASGIApp":
 
     # Runs that are already indexed can be shown at once, so the page takes priority.
     indexed = all(run.snapshot().rows for run in board.runs)
-    _later(WARM_AFTER if indexed else 0, partial(_index, [(run.record.folder, run.folder) for run in board.runs]))
+    runs = [(run.record.folder, run.folder) for run in board.runs]
+    _later(WARM_AFTER if indexed else 0, partial(_index, runs, board.allow_remote))
     _later(WARM_AFTER, board.warm)
     gc.freeze()  # exempts imported objects from garbage collection, which would otherwise delay responses now and then
     return create_api(board)
 
 
-def _index(runs: Sequence[tuple[str, Path]]) -> None:
+def _index(runs: Sequence[tuple[str, Path]], allow_remote: bool) -> None:
     from cavesson.board.indexing import start
 
-    start(runs)
+    start(runs, allow_remote)
 
 
 def _later(seconds: float, act: Callable[[], object]) -> None:

@@ -26,14 +26,20 @@ class Stars:
     """
 
     def __init__(self, record: Run, fallback: Path) -> None:
-        self._folder = local_folder(record)
+        self._record = record
         self._fallback = fallback
 
     @property
     def path(self) -> Path:
         """The path of the file, which can change because a run may start after its board."""
-        writable = self._folder is not None and os.access(self._folder, os.W_OK)
-        return (self._folder if self._folder is not None and writable else self._fallback) / "stars.json"
+        return self._place("stars.json")
+
+    def _place(self, name: str) -> Path:
+        """Return the path of a file beside the record; raise UserError if a link there leads out of the folder."""
+        folder = local_folder(self._record)
+        if folder is None or not os.access(folder, os.W_OK):
+            return self._fallback / name
+        return Path(self._record.storage.path(name))
 
     def all(self) -> dict[tuple[int, int], str]:
         """Return all notes, including those written by another board."""
@@ -62,7 +68,7 @@ class Stars:
         path = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(path.with_name(".stars.lock"), WAIT, poll_interval=0.01):
+            with FileLock(self._place(".stars.lock"), WAIT, poll_interval=0.01):
                 stars = self.all()
                 before = stars.copy()
                 yield stars

@@ -18,7 +18,7 @@ from cavesson.cli.environment import prepare
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
 from cavesson.cli.launch import LAUNCHER, is_launcher, is_ray_launcher, launch, train_on_ray
 from cavesson.cli.plan import plan_app
-from cavesson.cli.record import RunPlace, record
+from cavesson.cli.record import AllowRemote, RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import STAGE, command_line, continuation
 from cavesson.errors import (
@@ -40,6 +40,7 @@ from cavesson.text.visible import visible
 
 if TYPE_CHECKING:
     from cavesson.importers import ImportReport
+    from cavesson.record.splits import Split
 
 app = typer.Typer(
     cls=Commands,
@@ -83,6 +84,7 @@ def _options(
 
 def main() -> None:
     """Run the command; a user error gives one or two plain lines and exit code 2, a stopped run exit code 3."""
+    sys.excepthook = lambda kind, error, traceback: print_exception(error)
     prepare()
     with handling(_terminate, signal.SIGTERM):
         _run_app()
@@ -223,7 +225,7 @@ def _add_training(name: str, entry: Entry) -> None:
         result = Training(settings, resume=resume is not None).run(keep_metrics=False)
         if is_main():
             print(f"run      {result.folder}\nmodel    {result.folder}/model")
-            print(f"next     {command_line('show', result.folder)}\nresult   {headline(result.folder)}")
+            print(f"next     {command_line('show', settings.record_place)}\nresult   {headline(result.folder)}")
 
 
 for _name, _entry in ALGORITHMS.items():
@@ -282,11 +284,13 @@ def show(
     sample: Annotated[int | None, typer.Option(help="Show this rollout token by token.")] = None,
     limit: Annotated[int, typer.Option(help="Responses per list.", min=1)] = 5,
     held_out: Annotated[bool, typer.Option("--held-out", help="Show held-out responses instead.")] = False,
+    allow_remote: AllowRemote = False,
 ) -> None:
     """Show a run: its steps, its best and worst responses, or one rollout token by token."""
     from cavesson.record.show import show as show_run
 
-    show_run(run, console(), step=step, sample=sample, limit=limit, split="eval" if held_out else "train")
+    split: Split = "eval" if held_out else "train"
+    show_run(run, console(), step=step, sample=sample, limit=limit, split=split, allow_remote=allow_remote)
 
 
 @app.command()
@@ -299,6 +303,7 @@ def export(
     quote_formulas: Annotated[
         bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets read as formulas.")
     ] = False,
+    allow_remote: AllowRemote = False,
 ) -> None:
     """Write a run's record in another tool's format, or as tables: rows, tokens, steps and vocabulary."""
     from cavesson.exporters import EXPORTERS, tables
@@ -308,7 +313,7 @@ def export(
     if format not in EXPORTERS:
         raise UserError(f"there is no format {format!r}; formats are {', '.join(EXPORTERS)}")
     write = partial(tables.export, format="csv", quote_formulas=True) if quote_formulas else EXPORTERS[format]
-    print(f"{counted(write(run, out), 'rollout')} written to {out}")
+    print(f"{counted(write(run, out, allow_remote), 'rollout')} written to {out}")
 
 
 @app.command(name="import")

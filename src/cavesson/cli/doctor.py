@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from cavesson.cli.flags import Json, console, print_json
-from cavesson.cli.record import RunPlace
+from cavesson.cli.record import AllowRemote, RunPlace
 from cavesson.errors import UserError
 
 doctor_app = typer.Typer()
@@ -64,15 +64,16 @@ def doctor(
             "--from", help="With --fix: begin at this checkpoint, or at 0. Default: the last healthy one.", min=0
         ),
     ] = None,
+    allow_remote: AllowRemote = False,
 ) -> None:
     """Diagnose a run: what is wrong, since when, why, and what to change: cavesson doctor RUN."""
     if fix:
         fails = None if fail_on is FailOn.never else fail_on
         _refuse("with --fix", {"--html": html, "--board": board, "--fail-on": fails})
-        _fix(run, as_json, language, rules or [], finding, steps, start)
+        _fix(run, as_json, language, rules or [], finding, steps, start, allow_remote)
     else:
         _refuse("without --fix", {"--finding": finding, "--steps": steps, "--from": start})
-        _diagnose(run, as_json, html, board, language, fail_on, rules or [])
+        _diagnose(run, as_json, html, board, language, fail_on, rules or [], allow_remote)
 
 
 def _refuse(why: str, options: Mapping[str, Any]) -> None:
@@ -89,6 +90,7 @@ def _diagnose(
     language: LanguageName | None,
     fail_on: FailOn,
     rules: list[Path],
+    allow_remote: bool,
 ) -> None:
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
@@ -104,7 +106,7 @@ def _diagnose(
     if html is not None:
         check_file(html)
     small_process()
-    data = RunData(open_run(run))
+    data = RunData(open_run(run, allow_remote))
     diagnosis = diagnose(data, all_rules(rules))
     words = language_named(language)
     if html is not None:
@@ -132,6 +134,7 @@ def _fix(
     finding: str | None,
     steps: int | None,
     start: int | None,
+    allow_remote: bool,
 ) -> NoReturn:
     from cavesson.doctor.own import all_rules
     from cavesson.doctor.words import language as language_named
@@ -141,7 +144,15 @@ def _fix(
     if "://" in run:
         raise UserError("--fix needs the folder of the run, which has its checkpoints, not the URL of its record")
     words = language_named(language)
-    outcome = verify(Path(run), finding=finding, steps=steps, start=start, rules=all_rules(rules), words=words)
+    outcome = verify(
+        Path(run),
+        finding=finding,
+        steps=steps,
+        start=start,
+        rules=all_rules(rules),
+        words=words,
+        allow_remote=allow_remote,
+    )
     if as_json:
         print_json(plain(outcome))
     else:

@@ -18,15 +18,18 @@ record = typer.Typer()
 ALL = 2**53
 """Lines that no answer has."""
 RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")]
+AllowRemote = Annotated[
+    bool, typer.Option("--allow-remote", help="The record may be in object storage, if the folder says so.")
+]
 
 
 @record.command()
-def compact(run: RunPlace) -> None:
+def compact(run: RunPlace, allow_remote: AllowRemote = False) -> None:
     """Merge the small files of a run into few large ones; nothing else about it changes."""
     from cavesson.record import Lock, LockedError, compaction
     from cavesson.record import open as open_run
 
-    files = open_run(run).storage
+    files = open_run(run, allow_remote).storage
     try:
         with Lock(files):
             count, written = compaction.compact(files), None
@@ -49,6 +52,7 @@ def sql(
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all lines as a JSON array of objects.")] = False,
+    allow_remote: AllowRemote = False,
 ) -> None:
     """Query a run with SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
     from cavesson.record import open as open_run
@@ -58,12 +62,13 @@ def sql(
 
     if as_csv and as_json:
         raise UserError("give --csv or --json, not both")
+    opened = open_run(run, allow_remote)
     if as_csv or as_json:
-        answer = run_query(open_run(run), query, seconds=seconds, memory=memory << 20, limit=limit or ALL)
+        answer = run_query(opened, query, seconds=seconds, memory=memory << 20, limit=limit or ALL)
         _print_plain(answer, to_csv(answer) if as_csv else to_json(answer))
         return
     limit = limit or 1000
-    answer = run_query(open_run(run), query, seconds=seconds, memory=memory << 20, limit=limit)
+    answer = run_query(opened, query, seconds=seconds, memory=memory << 20, limit=limit)
     terminal = console()
     show_answer(answer.columns, answer.rows, terminal)
     more = f", and there are more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
@@ -76,11 +81,12 @@ def push_to_hub(
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")],
     public: Annotated[bool, typer.Option("--public", help="Create a repository that everybody can read.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files and the model card.")] = False,
+    allow_remote: AllowRemote = False,
 ) -> None:
     """Push a run's model to the Hugging Face Hub, with a card of its data, algorithm, settings and figures."""
     from cavesson.exporters import hub
 
-    what = hub.prepare(run, repo)
+    what = hub.prepare(run, repo, allow_remote)
     if dry_run:
         for name, path in what.files.items():
             print(f"{path.stat().st_size:>12,} bytes  {name}")

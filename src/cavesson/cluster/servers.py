@@ -24,8 +24,8 @@ class Server:
         self._folder = folder
         self._server: VllmServer | None = None
 
-    def start(self, settings: RolloutRun, longest: int, adapters: int) -> str:
-        """Start a server with the model that training starts from, if none is running, and return its URL.
+    def start(self, settings: RolloutRun, longest: int, adapters: int) -> tuple[str, str]:
+        """Start a server with the model that training starts from, if none is running; return its URL and its key.
 
         Args:
             settings: settings of the run.
@@ -46,7 +46,7 @@ class Server:
             del model  # vLLM needs the memory
             rank, node = lora.rank if lora is not None else None, ray.util.get_node_ip_address()
             self._server = VllmServer(folder, vllm, settings.model.dtype, longest, rank, adapters, node)
-        return self._server.url
+        return self._server.url, self._server.key
 
     def has_died(self) -> bool:
         """Return whether the server has ended, or was lost with its node, so that Ray has restarted this actor."""
@@ -60,8 +60,8 @@ class Server:
             self._server.close()
 
 
-def start_servers(settings: RolloutRun, longest: int, adapters: int) -> tuple[str, ...]:
-    """Start the vLLM servers of a run and return their URLs; the arguments are those of `Server.start`.
+def start_servers(settings: RolloutRun, longest: int, adapters: int) -> tuple[tuple[str, str], ...]:
+    """Start the vLLM servers of a run and return the URL and the key of each; arguments as for `Server.start`.
 
     Raises:
         UserError: no node had room for a server, it cannot be started, or its node died.

@@ -81,7 +81,7 @@ def demo(settings: PPORun) -> dict[str, Any]:
     (result.folder / "evaluation.json").write_text(
         json.dumps({"before": _plain(before), "after": _plain(after)}, indent=1, ensure_ascii=False), encoding="utf-8"
     )
-    _draw(open_run(result.folder), result.folder / "curves.png")
+    _draw(open_run(result.folder, allow_remote=True), result.folder / "curves.png")
     _print(console, summary, result.folder)
     return summary
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from cavesson.exporters import rl_logging_board, tables
 from cavesson.record.storage import Location
 
-EXPORTERS: dict[str, Callable[[Location, Path], int]] = {
+EXPORTERS: dict[str, Callable[[Location, Path, bool], int]] = {
     "rl-logging-board": rl_logging_board.export,
     "csv": partial(tables.export, format="csv"),
     "jsonl": partial(tables.export, format="jsonl"),
     "parquet": partial(tables.export, format="parquet"),
 }
-"""Format → a function of the run's place and the folder to write, which returns the number of rollouts."""
+"""Format → a function of the run's place, the folder to write and whether the record may be at another place that the
+run names; it returns the number of rollouts."""

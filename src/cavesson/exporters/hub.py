@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN
 from cavesson.record import open as open_run
 from cavesson.record.reader import Run
+from cavesson.record.storage import storage
 
 _FAILED_UPLOADS = ("LFS batch API returned errors", "Error while uploading")
 """How the library's errors begin that have no type of their own: of large files, where hf_xet is off or missing."""
@@ -25,17 +27,19 @@ class Push(NamedTuple):
     card: str
 
 
-def prepare(folder: Path, repo: str) -> Push:
+def prepare(folder: Path, repo: str, allow_remote: bool = False) -> Push:
     """Return the files and the card to push for a run's model.
 
     Args:
         folder: Folder of a finished run.
         repo: Name on the Hub, as owner/name.
+        allow_remote: Whether the record may be at another place that the folder names.
 
     Raises:
-        UserError: ``folder`` is not a run, has no trained model yet, or was trained by another program.
+        UserError: ``folder`` is not a run, has no trained model yet, was trained by another program, or a link in it
+            leads out of it.
     """
-    run, model = open_run(folder), folder / "model"
+    run, model = open_run(folder, allow_remote), folder / "model"
     if not model.is_dir():
         raise UserError(f"{folder} has no trained model: give the folder of a run that has finished")
     if not is_trained_here(run.info):
@@ -43,8 +47,10 @@ def prepare(folder: Path, repo: str) -> Push:
             f"{folder} was not trained by Cavesson, so there is nothing to write a card from; push the model with: "
             f"hf upload {repo} {model}"
         )
-    paths = (path for path in sorted(model.rglob("*")) if path.is_file() and path.name != "README.md")
-    return Push({path.relative_to(model).as_posix(): path for path in paths}, card(run, repo))
+    files = storage(folder)
+    names = (path.relative_to(folder).as_posix() for path in sorted(model.rglob("*")) if path.name != "README.md")
+    paths = {name.removeprefix("model/"): Path(files.path(name)) for name in names if files.exists(name)}
+    return Push(paths, card(run, repo))
 
 
 def push(what: Push, repo: str, private: bool) -> str:
@@ -97,7 +103,7 @@ def _line(error: BaseException | str) -> str:
 def card(run: Run, repo: str) -> str:
     """Return the model card, with the data, algorithm, settings and main metrics of the model.
 
-    Only the last component of absolute paths is included.
+    Only the last component of absolute paths is included, and no URL: it may be of a private server.
     """
     config, algorithm = run.info["config"], str(run.info.get("algorithm"))
     adapter = config["model"].get("lora") is not None and algorithm != "reward-model"
@@ -163,7 +169,8 @@ def _without_folders(value: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    """Return the last component of an absolute path; other texts, such as names on the Hub, are unchanged."""
+    """Return the last component of an absolute path, and of a URL only its scheme; other texts are unchanged."""
+    text = re.sub(r"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s\"']+", r"\1…", text)
     return text.replace("\\", "/").rpartition("/")[2] if os.path.isabs(text) else text
 
 

@@ -19,7 +19,7 @@ from cavesson.record.reader import Run
 from cavesson.record.storage import Location
 
 
-def export(place: Location, out_folder: Path) -> int:
+def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int:
     """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines; held-out rollouts go to ``held-out/``.
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
@@ -31,11 +31,12 @@ def export(place: Location, out_folder: Path) -> int:
     Args:
         place: Run folder to read, or a URL.
         out_folder: Folder to write; must not exist or must be empty.
+        allow_remote: Whether the record may be at another place that the folder names.
 
     Raises:
         UserError: ``place`` is not a run or lacks the vocabulary for its token ids, or ``out_folder`` is not empty.
     """
-    run = open_run(place)
+    run = open_run(place, allow_remote)
     count = 0
     with new_folder(out_folder) as folder:
         for name, line in _lines(run):

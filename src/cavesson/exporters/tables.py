@@ -21,7 +21,9 @@ from cavesson.text.spreadsheet import cell
 Format = Literal["csv", "jsonl", "parquet"]
 
 
-def export(place: Location, out_folder: Path, *, format: Format, quote_formulas: bool = False) -> int:
+def export(
+    place: Location, out_folder: Path, allow_remote: bool = False, *, format: Format, quote_formulas: bool = False
+) -> int:
     """Write ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and return the number of rollouts.
 
     The tables are those of docs/record.md, with all their columns and every value as recorded. Values that were not
@@ -31,13 +33,14 @@ def export(place: Location, out_folder: Path, *, format: Format, quote_formulas:
     Args:
         place: Run folder to read, or a URL.
         out_folder: Folder to write; must not exist or must be empty.
+        allow_remote: Whether the record may be at another place that the folder names.
         format: Format of the files.
         quote_formulas: Prefix texts in CSV that a spreadsheet would interpret as formulas with ``'``.
 
     Raises:
         UserError: ``place`` is not a run, or ``out_folder`` is not empty.
     """
-    run = open_run(place)
+    run = open_run(place, allow_remote)
     # The last steps are those of now, also if the run is still in training.
     counts, metrics = rollouts_by_step(run), run.steps()
     with new_folder(out_folder) as folder:

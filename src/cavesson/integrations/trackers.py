@@ -11,6 +11,7 @@ from uuid import uuid4
 from pydantic import BeforeValidator
 
 from cavesson.errors import UserError, first_line
+from cavesson.text.masking import masked
 
 Name = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 """Each is also the name of the package it needs."""
@@ -79,7 +80,7 @@ class Trackers:
                 ids["mlflow"] = tracker.tracker.info.run_id
                 is_new = "mlflow" not in before
             if name == "trackio" or is_new:  # Trackio discards the settings of a resumed run
-                tracker.store_init_configuration(dict(_flat(config)))
+                tracker.store_init_configuration(dict(_flat(masked(config))))
         write_json(known, ids)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -82,7 +82,7 @@ def is_classifier(path: str) -> bool:
     if path == "tiny" or (Path(path) / "adapter_config.json").exists():
         return False
     try:
-        config: Any = AutoConfig.from_pretrained(resolve(path))
+        config: Any = AutoConfig.from_pretrained(resolve(path), trust_remote_code=False)
     except (OSError, ValueError):
         return False  # GGUF, or no model, which loading will report
     return any("SequenceClassification" in name for name in config.architectures or ())

@@ -104,7 +104,8 @@ def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokeniz
 
 
 def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, padding_side="left", **options)
+    options = {"padding_side": "left", "trust_remote_code": False, **options}
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     return tokenizer
 
 
@@ -149,7 +150,7 @@ def load_classifier(path: str, dtype: str = "float32", mapped: bool = False) -> 
     try:
         model, info = _loaded(AutoModelForSequenceClassification, source, DTYPES[dtype], mapped)
         # Padding on the left would shift the positions of the text, which changes models with absolute positions.
-        tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
+        tokenizer = with_pad_token(_tokenizer(source, padding_side="right"), path)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
     if info["missing_keys"]:
@@ -240,14 +241,15 @@ def prepare(model: M) -> M:
 
 
 def _loaded(auto: Any, source: str, dtype: torch.dtype, mapped: bool, **options: Any) -> tuple[Any, Any]:
-    """Return a model and what transformers says about its weights."""
+    """Return a model and what transformers says about its weights; code that comes with a model is never run."""
+    options |= {"output_loading_info": True, "trust_remote_code": False}
     if mapped:
-        model, info = auto.from_pretrained(source, dtype="auto", output_loading_info=True, **options)
+        model, info = auto.from_pretrained(source, dtype="auto", **options)
         if can_be_mapped(model, source, dtype):
             mark(model, dtype)
             return model, info
         del model  # before the second one is read
-    model, info = auto.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    model, info = auto.from_pretrained(source, dtype=dtype, **options)
     return model, info
 
 
@@ -354,6 +356,8 @@ def explain(path: str, error: Exception) -> str:
         return f"{path} has no language-model head; give a causal language model"
     if path.startswith((".", "/", "~")) and not expanded(path).exists():
         return f"there is no model folder {path}"
+    if "trust_remote_code" in str(error):
+        return f"{path} comes with its own Python code (auto_map), which Cavesson does not run"
     reason = first_line(error)
     return f"cannot load a model from {path!r}: {reason}"
 

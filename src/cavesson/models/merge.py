@@ -129,7 +129,11 @@ def _load_classifier(folder: Path, dtype: str) -> PeftModel:
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            resolve(model_folder(base["path"])), dtype=DTYPES[dtype], output_loading_info=True, **count
+            resolve(model_folder(base["path"])),
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            trust_remote_code=False,
+            **count,
         )
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load a classifier from {base['path']!r}: {first_line(error)}") from error
@@ -159,7 +163,7 @@ def _stored_dtype(path: str) -> str:
     if (folder / "adapter_config.json").exists():
         return _stored_dtype(adapter_base(folder)["path"])
     try:
-        stored = AutoConfig.from_pretrained(resolve(str(folder))).dtype
+        stored = AutoConfig.from_pretrained(resolve(str(folder)), trust_remote_code=False).dtype
     except (OSError, ValueError):  # there is only a GGUF file, or loading will report the error
         return "float32"
     return next((name for name, dtype in DTYPES.items() if dtype == stored), "float32")

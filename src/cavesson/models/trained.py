@@ -127,7 +127,7 @@ def check_start(settings: StartSettings) -> None:
             raise UserError(f"there is no file {settings.gguf_file} in {folder}")
     elif settings.gguf_file is None and only_gguf(str(folder)) is None:
         try:
-            AutoConfig.from_pretrained(str(folder) if folder.is_dir() else settings.path)
+            AutoConfig.from_pretrained(str(folder) if folder.is_dir() else settings.path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(explain(settings.path, error)) from error
 

@@ -57,7 +57,9 @@ def _read_config(path: str, gguf_file: str | None) -> PretrainedConfig:
     if path == "tiny":
         return tiny_model().config
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            resolve(path), gguf_file=gguf_file, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"there is no model {path!r}: {first_line(error)}") from None
     with suppress(OSError):  # most models have a generation config, whose end tokens are those that sampling ends at

@@ -21,11 +21,14 @@ def index_folder(run: Run) -> Path:
 
 
 def _may_be_written(folder: Path) -> bool:
-    """Whether a folder may be written: a run from an untrusted source may contain links to files outside it."""
+    """Whether a folder may be written: a run from an untrusted source may contain links to files outside it, or pipes.
+
+    Such a run gets its index in the user's cache.
+    """
     if not os.path.lexists(folder):
         return os.access(folder.parent, os.W_OK)
     is_folder = folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK)
-    return is_folder and not any(path.is_symlink() for path in folder.iterdir())
+    return is_folder and all((path.is_file() or path.is_dir()) and not path.is_symlink() for path in folder.iterdir())
 
 
 def local_folder(run: Run) -> Path | None:

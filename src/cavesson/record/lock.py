@@ -18,6 +18,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from cavesson.errors import UserError, print_error
 from cavesson.record.storage import Location, Storage, storage
+from cavesson.text.masking import masked
 
 WRITER = "writer.json"
 """Says which process writes the run; it is there as long as somebody does, or was killed while doing so."""
@@ -227,7 +228,7 @@ def _myself() -> dict[str, Any]:
         "pid": os.getpid(),
         "host": platform.node(),
         "since": datetime.now(UTC).isoformat(),
-        "command": shlex.join(command)[:200],
+        "command": masked(shlex.join(command))[:200],
     }
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN, page
+from cavesson.object_storage import checked_url
 from cavesson.record.changes import Changes, changes
 from cavesson.record.fetching import fetched, fetched_tokens
 from cavesson.record.keys import sorted_rows
@@ -36,6 +37,7 @@ from cavesson.record.segments import (
 from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
+from cavesson.text.masking import masked
 
 if TYPE_CHECKING:
     import duckdb
@@ -55,26 +57,46 @@ class Rollout(NamedTuple):
     tokens: pa.Table
 
 
-def open(run: Location) -> "Run":
-    """Open a run for reading.
+def open(run: Location, allow_remote: bool = False) -> "Run":
+    """Open a run for reading. This never runs code, and reads nothing outside the folder without ``allow_remote``.
 
     What a killed process of this machine had recorded and not yet written to segments is added to the record first.
 
     Args:
-        run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.
+        run: A run folder, or a URL such as ``s3://bucket/run``.
+        allow_remote: Whether the record may be at another place that the folder names, in object storage.
 
     Raises:
-        UserError: ``run.json`` is missing or unreadable, or the location cannot be reached.
+        UserError: ``run.json`` is missing or unreadable, the location cannot be reached, or the record is at another
+            place.
     """
     files = storage(run)
     info = run_info(files)
     elsewhere = info.get(ELSEWHERE)
     if isinstance(elsewhere, str):
-        files = storage(elsewhere)
+        files = _elsewhere(files, elsewhere, allow_remote)
         info = run_info(files)
     with suppress(OSError):  # a folder that may only be read, or a full disk
         recover(files)
-    return Run(files, info)
+    return Run(files, masked(info))
+
+
+def _elsewhere(files: Storage, url: str, allow_remote: bool) -> Storage:
+    """Return the place of a record that a run folder names; that the folder may come from a stranger is the point.
+
+    Raises:
+        UserError: It is not in object storage, or the user has not allowed it.
+    """
+    try:
+        url = checked_url(url)
+    except UserError as error:
+        raise UserError(f"{files.path('run.json')}: record: {error}") from None
+    if not allow_remote:
+        raise UserError(
+            f"the record of {files.root} is at {url}; if you trust the run, read it with --allow-remote (in Python, "
+            "allow_remote=True), or name that URL instead of the folder"
+        )
+    return storage(url)
 
 
 def run_info(run: Location) -> dict[str, Any]:

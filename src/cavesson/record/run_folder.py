@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cavesson.record.storage import Location, Storage, storage
+from cavesson.text.masking import masked
 
 
 class Attempt(NamedTuple):
@@ -22,7 +23,12 @@ class Attempt(NamedTuple):
 
 
 def write_run(place: Location, info: Mapping[str, Any]) -> None:
-    """Write ``run.json``: the resolved config, versions and other facts about the whole run."""
+    """Write ``run.json``: the resolved config, versions and other facts about the whole run; secrets are masked."""
+    rewrite_run(place, masked(info))
+
+
+def rewrite_run(place: Location, info: Mapping[str, Any]) -> None:
+    """Write ``run.json`` as it is: with the secrets, if it was read with some, without which the run cannot resume."""
     _write_json(storage(place), "run.json", info)
 
 

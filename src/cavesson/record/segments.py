@@ -226,10 +226,23 @@ def _manifest(place: Storage, name: str) -> Manifest:
     content = place.read(f"{MANIFESTS}/{name}")
     try:
         found = json.loads(content)
-        outputs = {kind: [Segment(**fields) for fields in found[kind]] for kind in KINDS}
+        outputs = {kind: [_segment(fields) for fields in found[kind]] for kind in KINDS}
         return Manifest(name, found["replaces"], outputs)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{place.path(f'{MANIFESTS}/{name}')} does not say what was merged") from error
+
+
+def _segment(fields: Mapping[str, Any]) -> Segment:
+    """Return a segment as a manifest describes it; its values become parts of file names and of SQL.
+
+    Raises:
+        ValueError: A value is not of its type.
+    """
+    segment = Segment(**fields)
+    numbers = (segment.first, segment.last, segment.stop, segment.attempt, segment.rank or 0, segment.lines or 0)
+    if not all(type(number) is int for number in numbers) or not re.fullmatch(r"[\w-]+", segment.stem):
+        raise ValueError(f"{dict(fields)} is not a segment")
+    return segment
 
 
 def write_manifest(

@@ -61,6 +61,7 @@ def show(
     sample: int | None = None,
     limit: int = 5,
     split: Split = "train",
+    allow_remote: bool = False,
 ) -> None:
     """Print a run, or one of its rollouts; values that were not measured are omitted.
 
@@ -71,11 +72,12 @@ def show(
         sample: Show this rollout of ``step`` token by token.
         limit: Maximum number of responses in each list.
         split: Show the responses that were trained on, or held-out ones.
+        allow_remote: Whether the record may be at another place that the folder names.
 
     Raises:
         UserError: ``place`` is not a run, the rollout is not in it, or it has no held-out responses to show.
     """
-    run = open_run(place)
+    run = open_run(place, allow_remote)
     if sample is not None:
         _show_one(run, console, step, sample, split)
         return
@@ -120,8 +122,11 @@ def _check_step(run: Run, step: int) -> None:
 
 
 def headline(place: Location) -> str | None:
-    """Return the main result of a run, such as ``held-out perplexity 256 → 1.31 (fell)``; None if not measured."""
-    table = open_run(place).steps()
+    """Return the main result of a run that the user has trained, such as ``held-out perplexity 256 → 1.31 (fell)``.
+
+    None if it was not measured.
+    """
+    table = open_run(place, allow_remote=True).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None

@@ -22,15 +22,16 @@ _JOURNAL = re.compile(r"\.journal-(\d{4,})-(\d{4,})")
 def recover(place: Location) -> None:
     """Add what killed processes had recorded but not written to segments; the journals of running ones stay."""
     files = storage(place)
-    folder = files.growing("record")
-    if folder is None or written_elsewhere(files):  # a shared file system may not show the locks of other machines
+    # A shared file system may not show the locks of other machines.
+    if files.growing("record") is None or written_elsewhere(files):
         return
     for name in files.names("record"):
         match = _JOURNAL.fullmatch(name)
-        if match is None:
+        path = files.growing(f"record/{name}")
+        if match is None or path is None:
             continue
         attempt, rank = int(match[1]), int(match[2])
-        with abandoned(folder / name) as calls:
+        with abandoned(path) as calls:
             if not calls:
                 continue
             rollouts = [call for call in calls if isinstance(call, Rollouts)]

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from cavesson.errors import UserError, first_line
+from cavesson.object_storage import checked_url
 from cavesson.record.files import replacing
 
 ATTEMPTS = 10
@@ -83,10 +85,10 @@ def storage(place: Location) -> Storage:
     """Return the storage of a run; a storage object is returned unchanged.
 
     Raises:
-        UserError: The URL's protocol is unknown, or the package that reads it is not installed.
+        UserError: The URL is not one of object storage, or the package that reads it is not installed.
     """
     if isinstance(place, str) and "://" in place:
-        return Remote(place)
+        return Remote(checked_url(place))
     return Folder(Path(place)) if isinstance(place, str | Path) else place
 
 
@@ -135,7 +137,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 class Folder:
-    """A local folder."""
+    """A local folder. The folder may come from a stranger: nothing in it leads out of it, or to a device or a pipe."""
 
     filesystem = None
 
@@ -145,57 +147,88 @@ class Folder:
 
     def names(self, folder: str) -> list[str]:
         try:
-            return os.listdir(self._folder / folder)
+            return os.listdir(self._at(folder))
         except FileNotFoundError:
             return []
 
     def exists(self, name: str) -> bool:
-        return (self._folder / name).is_file()
+        return self._at(name).is_file()
 
     def size(self, name: str) -> int:
-        return (self._folder / name).stat().st_size
+        return self._at(name).stat().st_size
 
     def modified(self, name: str) -> float:
-        return (self._folder / name).stat().st_mtime
+        return self._at(name).stat().st_mtime
 
     def state(self, folders: Sequence[str]) -> tuple[int, ...] | None:
         try:
-            times = tuple((self._folder / folder).stat().st_mtime_ns for folder in folders)
+            times = tuple(self._at(folder).stat().st_mtime_ns for folder in folders)
         except FileNotFoundError:
             return None
         # Two changes in quick succession may have the same timestamp.
         return times if time.time_ns() - max(times) > SETTLED else None
 
     def path(self, name: str) -> str:
-        return str(self._folder / name)
+        return str(self._at(name))
 
     def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+        return self._at(name).read_bytes()
 
     def parquet(self, name: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
         with _naming(self.path(name)):
-            return pq.ParquetFile(self._folder / name, metadata=metadata)
+            return pq.ParquetFile(self._at(name), metadata=metadata)
 
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
-        return replacing(self._folder / name)
+        return replacing(self._at(name))
 
     def growing(self, name: str) -> Path:
-        return self._folder / name
+        return self._at(name)
 
     def create(self, name: str, content: bytes) -> bool:
         try:
-            with (self._folder / name).open("xb") as file:
+            with self._at(name).open("xb") as file:
                 file.write(content)
         except FileExistsError:
             return False
         return True
 
     def delete(self, name: str) -> None:
-        (self._folder / name).unlink(missing_ok=True)
+        self._at(name).unlink(missing_ok=True)
 
     def lock_file(self) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._at(".lock")
         return self._folder.resolve() / ".lock"
+
+    def _at(self, name: str) -> Path:
+        """Return the path of a file or folder inside this one, which need not exist.
+
+        Raises:
+            UserError: A link leads out of the folder, or there is something else than a file or a folder.
+        """
+        path = self._folder
+        for part in name.split("/"):
+            if part == "..":
+                raise UserError(f"{self.root} names the file {name!r}, which is outside of it")
+            path = path / part
+            try:
+                mode = os.lstat(path).st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if stat.S_ISLNK(mode):
+                _check_link(path, self._folder)
+            elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise UserError(f"{path} is neither a file nor a folder: remove it")
+        return path
+
+
+def _check_link(link: Path, folder: Path) -> None:
+    """Raise UserError if a link leads out of a folder, or to something else than a file or a folder."""
+    target = os.path.realpath(link)
+    if not Path(target).is_relative_to(os.path.realpath(folder)):
+        raise UserError(f"{link} is a link that leads out of {folder}: put the file itself there if you trust it")
+    if os.path.lexists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+        raise UserError(f"{link} is a link to something that is neither a file nor a folder: remove it")
 
 
 class Remote:

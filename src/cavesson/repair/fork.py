@@ -11,8 +11,9 @@ from typing import Any
 
 from cavesson.errors import UserError
 from cavesson.handlers import ending_with_parent, handling
-from cavesson.record import run_info, write_run
+from cavesson.record import run_info
 from cavesson.record.reader import ELSEWHERE
+from cavesson.record.run_folder import rewrite_run
 from cavesson.record.storage import reaching, storage
 from cavesson.repair.plan import Plan, with_settings
 from cavesson.train.checkpoint import between_steps, place_of
@@ -34,7 +35,7 @@ def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
     info = {name: value for name, value in run_info(run).items() if name != ELSEWHERE}
     config = with_settings(run, target, settings, plan.end)
     origin = {"run": str(run.absolute()), "step": plan.start, "settings": settings}
-    write_run(unfinished, info | {"config": config, "steps": config["steps"], "fork": origin})
+    rewrite_run(unfinished, info | {"config": config, "steps": config["steps"], "fork": origin})
     unfinished.rename(target)
 
 
@@ -71,9 +72,9 @@ def ending(folder: Path, end: int) -> Iterator[None]:
     info = run_info(folder)
     steps = max(end, info["steps"])
     info |= {"config": info["config"] | {"steps": steps}, "steps": steps}
-    write_run(folder, info | {"fork": info["fork"] | {"end": end}})
+    rewrite_run(folder, info | {"fork": info["fork"] | {"end": end}})
     yield
-    write_run(folder, without_end(run_info(folder)))
+    rewrite_run(folder, without_end(run_info(folder)))
 
 
 def resume(folder: Path) -> None:

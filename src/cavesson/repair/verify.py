@@ -70,6 +70,7 @@ def verify(
     train: Train | None = None,
     rules: Sequence[Rule] | None = None,
     words: Language | None = None,
+    allow_remote: bool = False,
 ) -> Outcome:
     """Fork a run with and without the settings that a finding proposes, train both, and compare them.
 
@@ -84,6 +85,7 @@ def verify(
             Python with their own model, prompts or rewards need it.
         rules: of the doctor; None = all.
         words: language of messages.
+        allow_remote: whether the record may be at another place that the folder names.
 
     Raises:
         UserError: there is nothing to fix, the run is being trained or cannot be forked, or a fork was stopped or has
@@ -95,7 +97,7 @@ def verify(
     inputs = run_info(run)["inputs"]
     # A run that is being trained removes old checkpoints, and may send its weights to the servers of the forks.
     with Lock(run):
-        data = RunData(open_run(run))
+        data = RunData(open_run(run, allow_remote))
         one = chosen(run, diagnose(data, rules), finding, words)
         folder = run.with_name(f"{run.name}.fix-{one.rule.name}")
         if inputs and train is None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -11,15 +10,15 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from cavesson.config import Settings, check
-from cavesson.endpoint import Endpoint, beginning
+from cavesson.endpoint import Endpoint, beginning, secret
 from cavesson.errors import UserCodeError, UserError
 
 
 class HttpSettings(Settings):
     """The server, and how requests are made."""
 
-    url: str = Field(pattern=r"^https?://[^/]")
-    """URL that requests are posted to"""
+    url: str = Field(pattern=r"^(https?://[^/]|env:.|file:.)")
+    """URL that requests are posted to; one that is secret itself is named as env:NAME or file:PATH"""
     batch_size: int = Field(64, ge=1)
     """responses per request"""
     concurrency: int = Field(4, ge=1)
@@ -29,8 +28,8 @@ class HttpSettings(Settings):
     attempts: int = Field(5, ge=1)
     """attempts per request, if it fails for a reason that may be temporary"""
     headers_env: dict[str, str] = Field(default_factory=dict)
-    """headers and the environment variables that hold their values, such as {Authorization = "REWARD_TOKEN"}: the
-    recipe and the record never contain the values"""
+    """headers and the environment variables that hold their values, such as {Authorization = "REWARD_TOKEN"}, or files
+    that do, such as {Authorization = "file:~/token"}: the recipe and the record never contain the values"""
 
     @field_validator("url")
     @classmethod
@@ -55,14 +54,18 @@ class HttpReward:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.settings = check(HttpSettings, options, "reward 'http': options")
-        unset = next((name for name in self.settings.headers_env.values() if name not in os.environ), None)
-        if unset is not None:
-            raise UserError(f"reward 'http': headers_env names the environment variable {unset}, which is not set")
-        settings = self.settings
-        headers = {name: os.environ[variable] for name, variable in settings.headers_env.items()}
+        self.settings = settings = check(HttpSettings, options, "reward 'http': options")
+        headers = {
+            name: secret(place if place.startswith(("env:", "file:")) else f"env:{place}", "reward 'http': headers_env")
+            for name, place in settings.headers_env.items()
+        }
+        url = settings.url
+        if not url.startswith("http"):
+            url = secret(url, "reward 'http': url")
+            if not url.startswith(("http://", "https://")):
+                raise UserError(f"reward 'http': {settings.url} is not a URL that begins with http:// or https://")
         self.endpoint = Endpoint(
-            "the reward", settings.url, settings.timeout, settings.attempts, UserCodeError, headers
+            "the reward", url, settings.timeout, settings.attempts, UserCodeError, headers, settings.url
         )
 
     def __call__(

@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ class VllmSampler:
         longest: tokens of the longest prompt and response together.
         folder: where weights are put for the servers, which must be able to read it.
         server: the server that this run has started, on its main process.
+        keys: of the servers in the settings, if this run has started them.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class VllmSampler:
         longest: int,
         folder: Path,
         server: VllmServer | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         self.policy, self.settings, self.seed = policy, settings, seed
         self.processes, self.skeleton, self.folder, self.server = processes, skeleton, folder, server
-        self.client = VllmClient(processes.of_main([server.url] if server else list(settings.servers)), settings.vllm)
+        urls, keys = processes.of_main(([server.url], [server.key]) if server else (settings.servers, keys))
+        self.client = VllmClient(urls, settings.vllm, keys)
         self.stop = StopTexts(tokenizer, settings.stop)
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), dtype=torch.int64)
         self.version: str | None = None

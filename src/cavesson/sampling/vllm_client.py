@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -74,11 +75,13 @@ class VllmClient:
     Args:
         urls: of the servers, all with the same model.
         settings: time limit and attempts of a request.
+        keys: of the servers; none = that in the variable VLLM_API_KEY, if it is set.
     """
 
-    def __init__(self, urls: Sequence[str], settings: VllmSettings) -> None:
+    def __init__(self, urls: Sequence[str], settings: VllmSettings, keys: Sequence[str] = ()) -> None:
         self.servers = [
-            Endpoint("the vLLM server", url, settings.timeout, settings.attempts, ServerError) for url in urls
+            Endpoint("the vLLM server", url, settings.timeout, settings.attempts, ServerError, _with_key(key))
+            for url, key in zip(urls, keys or [os.environ.get("VLLM_API_KEY", "")] * len(urls), strict=True)
         ]
         self._asking: set[Future[Any]] = set()
         self._closed = False
@@ -249,6 +252,10 @@ class VllmClient:
                 return asking.result()
             finally:
                 self._asking.discard(asking)
+
+
+def _with_key(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _renewed(version: str, while_sampling: bool) -> list[tuple[str, dict[str, Any]]]:

@@ -2,6 +2,8 @@
 
 import os
 import re
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +30,10 @@ _LONGEST_START = 1800.0
 _LONGEST_LINE = 500
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$", re.MULTILINE)
 """The last line of a traceback, as Python prints it or as vLLM logs it."""
-_FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+_FLAGS = (
+    "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
+    "--middleware", "cavesson_guard.Guard",
+)  # fmt: skip
 """What every server needs: token ids in and out, and log-probabilities of the distribution that is sampled from."""
 NCCL_FLAGS = ("--weight-transfer-config", '{"backend": "nccl"}')
 """What a server needs to get all weights by NCCL."""
@@ -38,7 +43,7 @@ generator of random numbers, which PyTorch can only do on GPUs."""
 
 
 class VllmServer:
-    """A server on a free port of this machine, ready for requests.
+    """A server on a free port of this machine, ready for requests, which need its key.
 
     Args:
         folder: the model and its tokenizer, which are removed with the server.
@@ -69,6 +74,7 @@ class VllmServer:
         held = hold_port(host)
         port = held.getsockname()[1]
         self.url = f"http://{host}:{port}"
+        self.key = secrets.token_urlsafe(32)
         self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", host, *flags, *_FLAGS]
@@ -79,7 +85,7 @@ class VllmServer:
         command += [*(() if settings.devices else _ON_CPU), *settings.arguments]
         self._process = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
-            env=_environment(settings, python),
+            env=_environment(settings, python) | _guarded(folder, self.key, python),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -183,6 +189,21 @@ def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
     kept |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     kept.setdefault("VLLM_NO_USAGE_STATS", "1")
     return kept | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.devices))} if settings.devices else {})
+
+
+def _guarded(folder: Scratch, key: str, python: str) -> dict[str, str]:
+    """Return the variables with which a server finds its guard, a copy of ours, and the key.
+
+    In the environment, unlike among the arguments, other users of the machine cannot see the key.
+    """
+    place = Path(folder.name) / "guard"
+    place.mkdir()
+    shutil.copy(Path(__file__).with_name("vllm_guard.py"), place / "cavesson_guard.py")
+    paths = [
+        str(place),
+        *([os.environ["PYTHONPATH"]] if python == sys.executable and "PYTHONPATH" in os.environ else []),
+    ]
+    return {"VLLM_API_KEY": key, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _end(process: "subprocess.Popen[bytes]", held: socket.socket) -> None:

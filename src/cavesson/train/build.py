@@ -265,11 +265,13 @@ def _engine(
     policy.eval()
     check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
     adapters = min(sampling.max_staleness, settings.steps - 1) + 1
+    keys: tuple[str, ...] = ()
     if sampling.starts_server and is_on_ray():
         from cavesson.cluster.servers import start_servers
 
         main = processes.is_main
-        urls = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
+        started = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
+        urls, keys = zip(*started, strict=True)
         sampling = sampling.model_copy(update={"servers": urls})
     rank = lora.rank if lora is not None else None
     if served and processes.device.type == "cuda" and not sampling.vllm.devices:
@@ -281,7 +283,7 @@ def _engine(
     folder = Path(served.name) if served else settings.run / "sampling"
     if processes.is_main and not served:
         shutil.rmtree(folder, ignore_errors=True)  # weights that a process was killed over; this one holds the run
-    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, bare, size, folder, server)
+    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, bare, size, folder, server, keys)
 
 
 def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:

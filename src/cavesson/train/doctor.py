@@ -70,19 +70,20 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
     """Examine a run that has ended, and return lines that report the findings."""
     watch = _watch(settings, folder)
     if not watch.look("end"):
-        return [f"doctor   could not read the record; {command_line('doctor', folder)} says why"]
+        return [f"doctor   could not read the record; {command_line('doctor', watch.run)} says why"]
     found = _found(watch, settings)
     if not found:
         return ["doctor   no problems found"]
     lines = [f"doctor   {_title(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
-    return [*lines, f"         {len(found)} found in all: {command_line('doctor', folder)}"]
+    return [*lines, f"         {len(found)} found in all: {command_line('doctor', watch.run)}"]
 
 
 def _watch(settings: DoctorSettings, folder: Path) -> Watch:
-    place = index_folder(open_run(folder))
+    run = open_run(folder, allow_remote=True)
+    place = index_folder(run)
     place.mkdir(parents=True, exist_ok=True)
     # The first examination takes about a second; it is delayed until that is within the same share of the run time.
-    return Watch(str(folder), findings_file(place), settings.share, after=1 / settings.share)
+    return Watch(run.folder, findings_file(place), settings.share, after=1 / settings.share)
 
 
 def _found(watch: Watch, settings: DoctorSettings) -> list[StoredFinding]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cavesson.record.run_folder import attempts
 from cavesson.record.storage import Location, reaching, storage
+from cavesson.text.masking import masked
 
 NAME = "log.txt"
 LOGGER = logging.getLogger("cavesson")
@@ -37,7 +38,7 @@ def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
     if rank:
         handler.addFilter(lambda entry: entry.levelno >= logging.ERROR or entry.name.startswith("cavesson."))
     process = f" process {rank}" if rank else ""
-    formatter = logging.Formatter(f"%(asctime)s{process} %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter = _Masked(f"%(asctime)s{process} %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     with _listening(handler), _warnings_too():
@@ -53,6 +54,13 @@ def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
             LOGGER.error("ended by %s", type(error).__name__, exc_info=error)
             raise
         LOGGER.info("finished")
+
+
+class _Masked(logging.Formatter):
+    """Formats messages and tracebacks without the secrets in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import command_line, continuation, is_trained_here
 from cavesson.config import check, overlaid
 from cavesson.errors import UserError
-from cavesson.record import run_info, write_run
+from cavesson.record import run_info
 from cavesson.record.lock import is_free
-from cavesson.record.run_folder import attempts
+from cavesson.record.run_folder import attempts, rewrite_run
 from cavesson.record.storage import reaching, storage
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
+from cavesson.text.masking import masked
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.loop import Trainer
 
@@ -104,7 +105,7 @@ def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, trainer:
     if "steps" in changed:
         now = without_end(now)
     if now != info:
-        write_run(settings.run, now)
+        rewrite_run(settings.run, now)
 
 
 def _changed(
@@ -141,7 +142,7 @@ def without_end(info: dict[str, Any]) -> dict[str, Any]:
 
 def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:
     """Return notes for the user on the changes."""
-    notes = [f"changed: {name} {json.dumps(was)} → {json.dumps(now)}" for name, (was, now) in changed.items()]
+    notes = [f"changed: {name} {json.dumps(was)} → {json.dumps(now)}" for name, (was, now) in masked(changed).items()]
     if isinstance(settings, RolloutRun) and settings.sampling_temperature(0) != settings.sampling_temperature(
         steps - 1
     ):

@@ -1,0 +1,41 @@
+"""The guard of a vLLM server that a run starts: every request needs the run's key, except for the server's health.
+
+vLLM (0.32) itself asks for its key only under some paths; others replace its weights or call its functions. The server
+imports this file from a copy, because its Python may not have Cavesson: only the standard library can be used here.
+"""
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+
+class Guard:
+    """Answers requests without the key in the variable VLLM_API_KEY with 401.
+
+    Args:
+        app: the application that handles the others.
+    """
+
+    def __init__(self, app: Application) -> None:
+        self.app = app
+        self.expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        if scope["type"] == "lifespan" or scope["path"] == "/health" or self._has_key(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+    def _has_key(self, scope: Message) -> bool:
+        return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self.expected)
