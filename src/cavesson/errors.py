@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 import time
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cavesson.handlers import arrivals
 from cavesson.text.masking import masked
 from cavesson.text.visible import visible
 
@@ -161,7 +163,9 @@ def lost_process(error: BaseException) -> str | None:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Convert any exception of a user's function, including `sys.exit`, to a UserCodeError with its location.
+    """Convert whatever a user's function raises, including `sys.exit`, to a UserCodeError with its location.
+
+    Ctrl-C and SIGTERM end the block as they would end any other. A process that the function has forked ends here.
 
     Args:
         what: name of the function, for the message.
@@ -169,12 +173,22 @@ def user_code(what: str) -> Iterator[None]:
     Raises:
         UserCodeError: the function raised something other than a UserError.
     """
+    process, exit_code = os.getpid(), 1
     try:
-        yield
-    except UserError:
+        with arrivals(signal.SIGINT) as pressed:
+            yield
+        exit_code = 0
+    except (UserError, TerminatedError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            exit_code = 0
+        if isinstance(error, KeyboardInterrupt) and pressed:
+            raise
         raise UserCodeError(f"{what} raised {_in_a_line(error)}") from error
+    finally:
+        if os.getpid() != process:
+            os._exit(exit_code)
 
 
 def _in_a_line(error: BaseException) -> str:
@@ -182,11 +196,19 @@ def _in_a_line(error: BaseException) -> str:
 
     The full exception stays available as the cause of the UserCodeError.
     """
-    message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    message = " ".join(_message(error).split())
     if len(message) > 300:
         message = f"{message[:300]}…"
     name = type(error).__name__
     return (f"{name}: {message}" if message else name) + _place(error)
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception; the class of a user's exception may fail to write one."""
+    try:
+        return error.msg if isinstance(error, SyntaxError) else str(error)
+    except BaseException:
+        return ""
 
 
 def _place(error: BaseException) -> str:

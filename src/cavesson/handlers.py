@@ -1,4 +1,4 @@
-"""Signals: temporary handlers, after which the previous ones are restored, and the end of the parent process."""
+"""Signals: temporary handlers, which are restored and which forked processes do not get, and the end of the parent."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 # The parent may block or ignore Ctrl-C, and may end before this program has begun.
 _PROGRAM = (
@@ -14,11 +15,16 @@ _PROGRAM = (
     "signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
+_FIRST: dict[int, Any] = {}
+"""What handles each signal that is handled now, without any of our handlers."""
 
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
     """Handle signals with a function inside the block; has no effect outside the main thread.
+
+    Processes that are forked inside the block, such as those of a reward that uses `multiprocessing`, begin with what
+    handled the signals before any of our handlers.
 
     Args:
         handler: called with the signal's number and the current frame.
@@ -28,6 +34,8 @@ def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
         yield
         return
     before = {number: signal.getsignal(number) for number in numbers}
+    outer = [number for number in numbers if number not in _FIRST]
+    _FIRST.update((number, before[number]) for number in outer)
     try:
         for number in numbers:
             signal.signal(number, handler)
@@ -35,6 +43,36 @@ def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+        for number in outer:
+            _FIRST.pop(number, None)  # a forked process has none
+
+
+def _begin_child() -> None:
+    """Let a forked process handle signals as its parent does without our handlers."""
+    for number, first in _FIRST.items():
+        signal.signal(number, first)
+    _FIRST.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_begin_child)
+
+
+@contextmanager
+def arrivals(number: int) -> Iterator[list[int]]:
+    """Note in a list every arrival of a signal inside the block, which is handled as before."""
+    before, seen = signal.getsignal(number), list[int]()
+    if not callable(before):
+        yield seen
+        return
+    then = before
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        then(number, frame)
+
+    with handling(note, number):
+        yield seen
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.errors import UserCodeError, UserError, user_code
+from cavesson.rewards.surroundings import put_back, still_running
 from cavesson.text.counting import counted
 
 RewardFunction = Callable[..., Sequence[float] | Mapping[str, Sequence[float]]]
@@ -49,26 +50,27 @@ def call_reward(
     with user_code(f"copying the data's columns for the reward {name}"):
         copies = deepcopy(dict(given))
     try:
-        with user_code(f"the reward {name}"):
-            result = function(list(prompts), list(responses), **copies)
-            result = dict(result) if isinstance(result, Mapping) else result
+        with put_back(), still_running(f"the reward {name}"), user_code(f"the reward {name}"):
+            return _parts(name, function(list(prompts), list(responses), **copies), len(responses))
+    except _AnswerError as error:
+        raise UserCodeError(f"{error}{_line(function)}") from None
     except UserCodeError:
         raise
     except UserError as error:  # a built-in reward failed, which a run can continue after too
         raise UserCodeError(str(error)) from error
-    try:
-        return _parts(name, result, len(responses))
-    except UserCodeError as error:
-        raise UserCodeError(f"{error}{_line(function)}") from None
+
+
+class _AnswerError(UserCodeError):
+    """A reward returned something that is not a number per response."""
 
 
 def _parts(name: str, result: Any, expected: int) -> dict[str, list[float]]:
     """Check what a reward returned, and return the numbers by the names of their parts."""
     if result is None:
-        raise UserCodeError(f"the reward {name} returned None; it must return one number per response")
-    parts = result if isinstance(result, dict) else {"": result}
+        raise _AnswerError(f"the reward {name} returned None; it must return one number per response")
+    parts = dict(result) if isinstance(result, Mapping) else {"": result}
     if not parts:
-        raise UserCodeError(f"the reward {name} returned no part; it must return one number per response")
+        raise _AnswerError(f"the reward {name} returned no part; it must return one number per response")
     labels = {part: f"{name}/{part}" if part else name for part in parts}
     return {labels[part]: _numbers(labels[part], values, expected) for part, values in parts.items()}
 
@@ -120,9 +122,9 @@ def _line(function: RewardFunction) -> str:
 def _numbers(label: str, values: Any, expected: int) -> list[float]:
     values = _plain(values)
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise UserCodeError(f"the reward {label} returned {_short(values)}; it must return one number per response")
+        raise _AnswerError(f"the reward {label} returned {_short(values)}; it must return one number per response")
     if len(values) != expected:
-        raise UserCodeError(
+        raise _AnswerError(
             f"the reward {label} returned {counted(len(values), 'value')} for {counted(expected, 'response')}"
         )
     return [_number(value, f"the reward {label} returned {{}} for response {row}") for row, value in enumerate(values)]
@@ -140,13 +142,13 @@ def _plain(value: Any) -> Any:
 def _number(value: Any, returned: str) -> float:
     plain = _plain(value)
     if not isinstance(plain, Real):
-        raise UserCodeError(f"{returned.format(_short(value))}; it must return numbers")
+        raise _AnswerError(f"{returned.format(_short(value))}; it must return numbers")
     try:
         number = float(plain)
     except OverflowError:  # an int that is too large for a float
         number = float("inf")
     if not abs(number) <= _LARGEST:  # this form rejects NaN too
-        raise UserCodeError(f"{returned.format(_short(plain))}; it must return finite numbers up to {_LARGEST:.3g}")
+        raise _AnswerError(f"{returned.format(_short(plain))}; it must return finite numbers up to {_LARGEST:.3g}")
     return number
 
 
