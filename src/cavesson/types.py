@@ -86,7 +86,7 @@ class Rollouts:
     """eos, stop or length"""
     batch: Batch
     """token ids, masks, rewards, log-probabilities, advantages"""
-    ground_truth: list[str] = field(default_factory=list)
+    ground_truth: list[str | None] = field(default_factory=list)
     """the answers of the data set; empty if it has none"""
     reward_parts: list[dict[str, float]] = field(default_factory=list)
     """score of each reward by its name; empty until they are rewarded"""

@@ -12,7 +12,7 @@ from cavesson.data.fields import Fields, Row
 from cavesson.data.formats import FORMATS, convert, recognise
 from cavesson.data.load import Loaded, load
 from cavesson.data.notes import Notes
-from cavesson.data.settings import DataSettings, SourceSettings
+from cavesson.data.settings import ChatSettings, SourceSettings
 from cavesson.data.sources import read as read_rows
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
@@ -38,7 +38,7 @@ def one(kind: type, row: dict, name: str | None = None) -> object:
 def read(folder: Path, kind: type, *rows: dict, **settings: object) -> Loaded:
     file = folder / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return load(DataSettings(path=str(file), **settings), kind)
+    return load(ChatSettings(path=str(file), **settings), kind)
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cavesson.data.human_assistant import parse
 from cavesson.data.load import Loaded, load
-from cavesson.data.settings import DataSettings
+from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 
 
@@ -21,7 +21,7 @@ def assistant(text: str) -> Turn:
 def read(folder: Path, kind: type, *rows: dict) -> Loaded:
     file = folder / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return load(DataSettings(path=str(file)), kind)
+    return load(ChatSettings(path=str(file)), kind)
 
 
 def text(*said: str) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from cavesson.data.lmflow import TYPES
 from cavesson.data.load import Loaded, load
-from cavesson.data.settings import DataSettings
+from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
@@ -17,7 +17,7 @@ def file_of(folder: Path, type_: str, *instances: dict, name: str = "data.json")
 
 
 def read(folder: Path, kind: type, type_: str, *instances: dict) -> Loaded:
-    return load(DataSettings(path=str(file_of(folder, type_, *instances))), kind)
+    return load(ChatSettings(path=str(file_of(folder, type_, *instances))), kind)
 
 
 def messages(*said: str, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict]:
@@ -91,13 +91,13 @@ def test_instances_are_recognised_in_lines_too(tmp_path, type_):
         if known == type_:
             file = tmp_path / "a.jsonl"
             file.write_text(json.dumps(instance), encoding="utf-8")
-            assert load(DataSettings(path=str(file)), kind).train == [expected]
+            assert load(ChatSettings(path=str(file)), kind).train == [expected]
 
 
 def test_a_folder_of_files_of_several_types(tmp_path):
     file_of(tmp_path, "text2text", {"input": "a", "output": "b"}, name="1.json")
     file_of(tmp_path, "text_only", {"text": "c"}, name="2.json")
-    assert load(DataSettings(path=str(tmp_path)), Demonstration).train == [
+    assert load(ChatSettings(path=str(tmp_path)), Demonstration).train == [
         Demonstration("a", "b"),
         Demonstration("", "c"),
     ]
@@ -212,15 +212,15 @@ def test_a_reward_model_file_names_no_type(tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for path in (file, lines):
-        assert load(DataSettings(path=str(path)), Pair).train == [
+        assert load(ChatSettings(path=str(path)), Pair).train == [
             Pair(ASKED, *answers),
             Pair("The sky is", " blue.", " green."),
         ]
-        assert load(DataSettings(path=str(path)), Prompt).train == [Prompt(ASKED), Prompt("The sky is")]
-        assert load(DataSettings(path=str(path)), Demonstration).train[0] == Demonstration(ASKED, answers[0])
+        assert load(ChatSettings(path=str(path)), Prompt).train == [Prompt(ASKED), Prompt("The sky is")]
+        assert load(ChatSettings(path=str(path)), Demonstration).train[0] == Demonstration(ASKED, answers[0])
 
 
 def test_instances_without_a_type_are_recognised_by_their_columns(tmp_path):
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"instances": [{"input": "a", "output": "b"}]}), encoding="utf-8")
-    assert load(DataSettings(path=str(file)), Demonstration).train == [Demonstration("a", "b")]
+    assert load(ChatSettings(path=str(file)), Demonstration).train == [Demonstration("a", "b")]

@@ -96,7 +96,7 @@ def _check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage]
     """Build the rewards and call them on the prompts, except reward models that are still to be trained."""
     ready = [r for r in rewards if all(start_of(str(value), known) is None for value in r.options.values())]
     made = build_rewards(ready, torch.device("cpu"))
-    rehearse(made, prompts.texts, prompts.columns)
+    rehearse(made, prompts.texts, prompts.for_rewards)
 
 
 def _check_same(stage: Stage, before: BaseModel) -> None:

@@ -240,7 +240,7 @@ class _Check:
             yield SkippedCheck("reward", "an earlier stage has not trained the reward model yet")
             return
         self.rewards = build_rewards(self.plan.rewards, self.device)
-        rehearse(self.rewards, self.prompts.texts, self.prompts.columns)
+        rehearse(self.rewards, self.prompts.texts, self.prompts.for_rewards)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
         data = AnyDataSettings.model_validate(self.settings.data.model_dump())
         if self.options.pairs is not None:

@@ -26,12 +26,21 @@ SYSTEM = ("system", "developer")
 
 def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", content: str = "content") -> Turns:
     """Return the turns in a column, after a system turn from the column `system` if the row has one."""
-    turns = fields.turns(column, role, content)
-    if not fields.has("system") or not fields.text("system"):
+    return opened(fields, fields.turns(column, role, content))
+
+
+def opened(fields: Fields, turns: Turns) -> Turns:
+    """Return turns after a system turn from the column `system` if the row has one, and they do not repeat it.
+
+    Raises:
+        UserError: they begin with another system turn.
+    """
+    system = fields.added("system")
+    if not system or turns[:1] == (Turn("system", system),):
         return turns
-    if turns and turns[0].role == "system":
+    if turns and turns[0].role in SYSTEM:
         raise UserError(f"{fields.place}: both 'system' and the first message are system messages; remove one of them")
-    return (Turn("system", fields.text("system")), *turns)
+    return (Turn("system", system), *turns)
 
 
 def renamed(turns: Turns) -> Turns:

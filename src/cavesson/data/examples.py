@@ -149,6 +149,8 @@ class Examples(Generic[T]):
     collate: Callable[[Sequence[T]], Batch]
     notes: Callable[[], list[str]]
     """says what was dropped or cut; when streaming, in one pass as far as it has come"""
+    usage: Callable[[], list[str]] = list
+    """says what the columns are used for; when streaming, of the rows that were read"""
 
     def with_data(self, train: Stream[T], held_out: Sequence[T]) -> "Examples[T]":
         return replace(self, train=train, held_out=held_out)
@@ -211,7 +213,7 @@ def _examples(
     train = passes_over(sources, weights, seed, shuffle=settings.shuffle, buffer=settings.shuffle_buffer)
     # Computed now, so that the notes do not keep the texts of tokenized examples in memory.
     noted = notes()
-    return Examples(train, kept, put, notes if settings.stream else lambda: noted)
+    return Examples(train, kept, put, notes if settings.stream else lambda: noted, loaded.usage)
 
 
 def collate(examples: Sequence[Tokens]) -> Batch:

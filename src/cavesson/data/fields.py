@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cavesson.data.notes import Notes
@@ -11,6 +12,8 @@ from cavesson.errors import UserError
 
 MARKS = ("weight", "train", "loss")
 """Fields of a message that say whether its turn is learned."""
+_CONVERSATION = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
+"""How a conversation begins that a file without lists, such as CSV, holds as a text."""
 
 
 class Row(NamedTuple):
@@ -23,6 +26,8 @@ class Row(NamedTuple):
     """what the file itself says its rows are"""
     padded: bool = False
     """whether null inside a value means an absent field, as in Arrow, where all objects have the same fields"""
+    original: Mapping[str, Any] | None = None
+    """all its columns under their own names, where `values` has others"""
 
 
 class Skip(Exception):
@@ -30,10 +35,22 @@ class Skip(Exception):
 
 
 class Fields:
-    """The values of a row, and the notes that collect remarks about it."""
+    """The values of a row, and the notes that collect remarks about it.
 
-    def __init__(self, row: Row, notes: Notes):
+    Args:
+        row: the row.
+        notes: collect the remarks.
+        chat: whether plain texts become conversations.
+
+    Attributes:
+        used: names of the fields that were read.
+        original: the columns under their own names.
+    """
+
+    def __init__(self, row: Row, notes: Notes, *, chat: bool = False):
         self.place, self.values, self._padded, self._notes = row.place, row.values, row.padded, notes
+        self.chat, self.used = chat, set[str]()
+        self.original = row.values if row.original is None else row.original
 
     def note(self, remark: str) -> None:
         """Record a remark about something in this row that was dropped or looks odd."""
@@ -45,7 +62,11 @@ class Fields:
 
     def text(self, name: str) -> str:
         """Return a text field."""
-        return self._text(self.values.get(name), name)
+        return self._text(self._value(name), name)
+
+    def added(self, name: str) -> str:
+        """Return a text field that may be missing or empty."""
+        return self.text(name) if self.has(name) else ""
 
     def texts(self, name: str) -> list[str]:
         """Return a list of texts."""
@@ -58,8 +79,10 @@ class Fields:
         return [(self._number(value.get("score"), name), self._text(value.get("text"), name)) for value in values]
 
     def content(self, name: str) -> Content:
-        """Return a text, or the turns of a conversation."""
-        return self.turns(name) if isinstance(self.values.get(name), list) else self.text(name)
+        """Return a text, or the turns of a conversation, which may be JSON in a text."""
+        value = self._value(name)
+        is_conversation = isinstance(value, list | dict) or (isinstance(value, str) and _CONVERSATION.match(value))
+        return self.turns(name) if is_conversation else self.text(name)
 
     def turns(self, name: str, role: str = "role", content: str = "content") -> tuple[Turn, ...]:
         """Return the turns of a conversation, whose messages are objects with a role and a content.
@@ -86,14 +109,40 @@ class Fields:
         parts = None if said is None else _as_objects(said)
         return Turn(message[role], parts, others, learn=all(marks.values()))
 
+    def has_from(self, name: str) -> bool:
+        """Return whether a conversation calls its roles `from`, as ShareGPT does."""
+        messages = parsed(self.values.get(name))
+        first = messages[0] if isinstance(messages, list) and messages else messages
+        return isinstance(first, dict) and "from" in first and "role" not in first
+
     def margin(self) -> float | None:
         """Return the number in `margin`, or None if there is none; in CSV it is a text, possibly empty."""
-        value = self.values.get("margin")
+        value = self._value("margin")
         return None if value in (None, "") else self._number(value, "margin")
+
+    def truth(self, name: str) -> bool:
+        """Return a true or false field, which in CSV is a text."""
+        value = self._value(name)
+        truth = _TRUTHS.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(truth, bool):
+            raise self._wrong(name, "true or false", value)
+        return truth
+
+    def history(self) -> tuple[Turn, ...]:
+        """Return the earlier turns in `history`: pairs of a question and its answer, or messages."""
+        values = parsed(self._value("history") or [])
+        if not isinstance(values, list):
+            raise self._wrong("history", _HISTORY, values)
+        if values and all(isinstance(value, dict) for value in values):
+            return self.turns("history")
+        for value in values:
+            if not isinstance(value, list) or len(value) != 2 or not all(isinstance(text, str) for text in value):
+                raise self._wrong("history", _HISTORY, value)
+        return tuple(turn for asked, answer in values for turn in (Turn("user", asked), Turn("assistant", answer)))
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """Return the offered tools, which are JSON objects or texts that contain them."""
-        tools = parsed(self.values.get("tools") or [])
+        tools = parsed(self._value("tools") or [])
         tools = [parsed(tool) for tool in tools] if isinstance(tools, list) else [tools]
         tools = without_nulls(tools) if self._padded else tools
         objects = tuple(tool for tool in tools if isinstance(tool, dict))
@@ -103,18 +152,27 @@ class Fields:
 
     def inside(self, name: str) -> "Fields":
         """Return the fields of an object nested in this row."""
-        value = self.values.get(name)
+        value = parsed(self._value(name))
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
-        return Fields(Row(f"{self.place}, {name!r}", value, padded=self._padded), self._notes)
+        return Fields(Row(f"{self.place}, {name!r}", value, padded=self._padded), self._notes, chat=self.chat)
 
-    def without(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the fields other than these."""
-        used = set(names)
-        return {name: value for name, value in self.values.items() if name not in used}
+    def of_data(self) -> dict[str, Any]:
+        """Return all columns of the data under their own names, and those that were mapped under their new ones.
+
+        The new names of fields that were read are left out.
+        """
+        mapped = {name: value for name, value in self.values.items() if name not in self.used}
+        return {**self.original, **mapped}
+
+    def _value(self, name: str) -> Any:
+        self.used.add(name)
+        value: Any = self.values.get(name)
+        return value.tolist() if hasattr(value, "tolist") else value
 
     def _list(self, name: str, expected: str, kind: type) -> list[Any]:
-        values = self.values.get(name)
+        values = parsed(self._value(name))
+        values = [values] if kind is dict and isinstance(values, dict) else values  # a single message
         if not isinstance(values, list) or not values or not all(isinstance(value, kind) for value in values):
             raise self._wrong(name, expected, values)
         return values
@@ -137,6 +195,15 @@ class Fields:
         if name not in self.values:
             return UserError(f"{self.place}: {name!r} is missing, expected {expected}")
         return UserError(f"{self.place}: {name!r} is {brief(value)}, expected {expected}")
+
+
+_TRUTHS = {"true": True, "false": False}
+_HISTORY = 'a list such as [["question", "answer"]]'
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a value holds nothing, also where a file without types, such as CSV, writes it as a text."""
+    return value is None or (isinstance(value, str | list | dict) and (not value or value in ("[]", "{}")))
 
 
 def brief(value: Any) -> str:

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from cavesson.data import human_assistant, lmflow
-from cavesson.data.conversations import Turns, alike, answered, ask, renamed, shared, shared_text, split, turns_of
-from cavesson.data.fields import Fields
+from cavesson.data.conversations import Turns, answered, ask, renamed, split, turns_of
+from cavesson.data.fields import Fields, Skip
+from cavesson.data.questions import QUESTIONS, asked, preference, said
 from cavesson.data.types import Content, Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
@@ -27,16 +28,14 @@ class RowFormat:
     """what a row is; a pair is also a demonstration of what was chosen, and each of the two a prompt"""
     columns: tuple[str, ...]
     """columns every row has"""
-    prompt: Callable[[Fields], Content]
-    """what the row asks"""
+    prompt: Callable[[Fields], Content | Pair]
+    """what the row asks, or a pair that has it"""
     read: Callable[[Fields], Demonstration | Pair] | None = None
     """the demonstration or pair; nothing where a row is a prompt only"""
     optional: tuple[str, ...] = ()
     """columns that are read too where they are there"""
     when: Callable[[Values], bool] | None = None
     """what must hold for the values, where the columns do not tell"""
-    asks: tuple[str, ...] | None = None
-    """columns the prompt is in, which rewards do not get; the first when nothing else is said"""
     by_name: bool = False
     """whether only the settings or the file itself can say that this is the format"""
 
@@ -66,42 +65,8 @@ def plain_text(fields: Fields) -> Demonstration:
     return Demonstration("", fields.text("text"))
 
 
-def prompt_and(column: str, fields: Fields) -> Demonstration:
-    prompt, response = alike(fields.content("prompt"), fields.content(column))
-    return Demonstration(prompt, response)
-
-
-def two_texts(question: str, answer: str, fields: Fields) -> Demonstration:
-    return Demonstration(fields.text(question), fields.text(answer))
-
-
-def instruction(fields: Fields) -> str:
-    """Return the instruction, followed by an empty line and the input if there is one."""
-    given = fields.text("input") if fields.has("input") else ""
-    return f"{fields.text('instruction')}\n\n{given}" if given else fields.text("instruction")
-
-
-def alpaca(fields: Fields) -> Demonstration:
-    return Demonstration(instruction(fields), fields.text("output"))
-
-
 def sharegpt_turns(fields: Fields) -> Turns:
     return renamed(turns_of(fields, "conversations", role="from", content="value"))
-
-
-def preference(fields: Fields) -> Pair:
-    """Read responses to a prompt, or, without one, two texts or conversations that begin with the same prompt."""
-    chosen, rejected, margin = fields.content("chosen"), fields.content("rejected"), fields.margin()
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        if not fields.has("prompt"):
-            return Pair(*shared_text(chosen, rejected), margin)
-    elif isinstance(chosen, str) or isinstance(rejected, str):
-        raise UserError(f"{fields.place}: 'chosen' and 'rejected' must both be texts or both be lists of messages")
-    elif not fields.has("prompt") or chosen[0].role != "assistant":
-        # Some data sets have the prompt as a text and repeat it in the first turns of the responses.
-        return Pair(*shared(chosen, rejected, fields), margin)
-    prompt, chosen = alike(fields.content("prompt"), chosen)
-    return Pair(prompt, chosen, alike(prompt, rejected)[1], margin)
 
 
 def listed(fields: Fields) -> str:
@@ -114,15 +79,33 @@ def refuse(why: str, fields: Fields) -> NoReturn:
     raise UserError(f"{fields.place}: {why}")
 
 
+def _answers(
+    question: str, answer: str, optional: tuple[str, ...] = (), when: Callable[[Values], bool] | None = None
+) -> RowFormat:
+    """Return a format of questions in one column and answers in another."""
+
+    def read(fields: Fields) -> Demonstration:
+        prompt, response = asked(question, fields, said(answer, fields))
+        return Demonstration(prompt, response)
+
+    return RowFormat(
+        Demonstration,
+        (question, answer),
+        lambda fields: asked(question, fields)[0],
+        read,
+        (*optional, *_AROUND, "label"),
+        when,
+    )
+
+
 def _pairs(
     read: Callable[[Fields], Pair],
     columns: tuple[str, str] = ("chosen", "rejected"),
     optional: tuple[str, ...] = (),
     when: Callable[[Values], bool] | None = None,
-    asks: tuple[str, ...] = ("chosen", "rejected", "prompt"),
 ) -> RowFormat:
     """Return a format of pairs whose prompt is found by reading both responses."""
-    return RowFormat(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
+    return RowFormat(Pair, columns, read, read, optional, when)
 
 
 def _conversations(
@@ -140,46 +123,35 @@ def _conversations(
     def read(fields: Fields) -> Demonstration:
         return Demonstration(*split(used(fields) if used else answered(turns(fields), fields)))
 
-    optional, asks = ("system", "tools"), (column, "system")
-    return RowFormat(
-        Demonstration, (column,), lambda fields: ask(turns(fields)), read, optional, asks=asks, by_name=by_name
-    )
+    optional = ("system", "tools", "label")
+    return RowFormat(Demonstration, (column,), lambda fields: ask(turns(fields)), read, optional, by_name=by_name)
 
 
 _no_images = partial(refuse, "image_text contains images, and Cavesson trains on text only")
 _no_numbers = partial(refuse, "float_only contains numbers, and Cavesson trains on text only")
 _refused = (_no_images, _no_numbers)
 _dialogue = human_assistant.holds_dialogue
+_AROUND = ("context", "system", "history", "tools")
+"""Columns that belong to a question in a text."""
 
 FORMATS: dict[str, RowFormat] = {
     # TRL's formats, for texts or conversations.
     "text": RowFormat(Demonstration, ("text",), content("text"), plain_text),
-    "prompt": RowFormat(Prompt, ("prompt",), content("prompt"), optional=("tools",)),
-    "prompt_completion": RowFormat(
-        Demonstration, ("prompt", "completion"), content("prompt"), partial(prompt_and, "completion"), ("tools",)
-    ),
+    "prompt": RowFormat(Prompt, ("prompt",), lambda fields: asked("prompt", fields)[0], optional=_AROUND),
+    "prompt_completion": _answers("prompt", "completion"),
     "messages": _conversations("messages", turns_of),
-    "preference": _pairs(preference, optional=("prompt", "margin")),
+    "preference": _pairs(preference, optional=(*QUESTIONS, *_AROUND, "margin")),
     # Texts under other names; prompt_response is the usual result of a column mapping.
-    "prompt_response": RowFormat(
-        Demonstration, ("prompt", "response"), content("prompt"), partial(prompt_and, "response"), ("tools",)
-    ),
-    "question_answer": RowFormat(
-        Demonstration, ("question", "answer"), content("question"), partial(two_texts, "question", "answer")
-    ),
-    "alpaca": RowFormat(
-        Demonstration,
-        ("instruction", "output"),
-        instruction,
-        alpaca,
-        optional=("input",),
-        asks=("instruction", "input"),
-    ),
+    "prompt_response": _answers("prompt", "response"),
+    "question_answer": _answers("question", "answer"),
+    "question_response": _answers("question", "response"),
+    "alpaca": _answers("instruction", "output", ("input",)),
+    "instruction_response": _answers("instruction", "response", ("input",)),
     "sharegpt": _conversations("conversations", sharegpt_turns),
     # HH-RLHF's conversations in one text.
     "human_assistant": _pairs(
         human_assistant.pair,
-        optional=("prompt", "margin"),
+        optional=(*QUESTIONS, *_AROUND, "margin"),
         when=lambda values: _dialogue("prompt" if values.get("prompt") else "chosen", values),
     ),
     "human_assistant_text": RowFormat(
@@ -193,24 +165,18 @@ FORMATS: dict[str, RowFormat] = {
         Prompt,
         ("prompt",),
         partial(human_assistant.prompt, "prompt"),
-        optional=("tools",),
+        optional=_AROUND,
         when=partial(_dialogue, "prompt"),
     ),
     # LMFlow's types; text_only is `text` and paired_text_to_text is `preference` (see lmflow.py).
-    "text2text": RowFormat(
-        Demonstration,
-        ("input", "output"),
-        content("input"),
-        partial(two_texts, "input", "output"),
-        when=lambda values: not isinstance(values["output"], list),
-    ),
+    "text2text": _answers("input", "output", when=lambda values: not isinstance(values["output"], list)),
     "conversation": _conversations("messages", lmflow.turns, lmflow.in_pairs, by_name=True),
     "paired_conversation": _pairs(
         lmflow.paired_conversation,
         optional=("margin",),
-        when=lambda values: lmflow.holds_objects(values, "chosen", "rejected"),
+        when=lambda values: lmflow.holds_messages(values, "chosen", "rejected"),
     ),
-    "positive_negative": _pairs(lmflow.positive_negative, ("positive", "negative"), asks=("positive", "negative")),
+    "positive_negative": _pairs(lmflow.positive_negative, ("positive", "negative")),
     "text_to_textlist": RowFormat(Prompt, ("input", "output"), listed, when=partial(lmflow.holds_list_of, str)),
     "text_to_scored_textlist": RowFormat(
         Pair,
@@ -271,14 +237,20 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
         raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
     made: Any
     if kind is Prompt:
-        asks = format.columns[:1] if format.asks is None else format.asks
-        made = Prompt(format.prompt(fields), fields.without((*asks, "tools")), fields.tools())
+        asks = format.prompt(fields)
+        prompt, tools = (asks.prompt, asks.tools) if isinstance(asks, Pair) else (asks, ())
+        made = Prompt(prompt, tools=tools)
     else:
         assert format.read is not None
         made = format.read(fields)
         if kind is Demonstration and isinstance(made, Pair):
             made = Demonstration(made.prompt, made.chosen, made.tools)
+        if kind is Demonstration and "label" in format.optional and fields.has("label") and not fields.truth("label"):
+            raise Skip("responses whose label is false are skipped")
+    if "tools" in format.optional:
         made = replace(made, tools=fields.tools() or made.tools)
+    if kind is Prompt:
+        made = replace(made, columns=fields.of_data())
     row: R = made
     return row
 

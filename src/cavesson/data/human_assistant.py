@@ -6,7 +6,8 @@ from typing import Any
 
 from cavesson.data.conversations import Turns, answered, ask, shared, split
 from cavesson.data.fields import Fields
-from cavesson.data.types import Demonstration, Pair, Turn
+from cavesson.data.questions import GUESSED, in_conversation, paired
+from cavesson.data.types import Content, Demonstration, Pair, Turn
 
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -26,9 +27,10 @@ def holds_dialogue(column: str, values: Mapping[str, Any]) -> bool:
 
 def pair(fields: Fields) -> Pair:
     """Read `chosen` and `rejected`, which continue `prompt` if the row has one."""
-    prompt = fields.text("prompt") if fields.has("prompt") else ""
-    chosen, rejected = (parse(prompt + fields.text(name)) for name in ("chosen", "rejected"))
-    return Pair(*shared(chosen, rejected, fields), fields.margin())
+    if not fields.has("prompt"):
+        fields.note(GUESSED)
+    chosen, rejected = (parse(fields.added("prompt") + fields.text(name)) for name in ("chosen", "rejected"))
+    return paired(fields, *shared(chosen, rejected, fields), fields.margin())
 
 
 def demonstration(fields: Fields) -> Demonstration:
@@ -36,6 +38,6 @@ def demonstration(fields: Fields) -> Demonstration:
     return Demonstration(*split(answered(parse(fields.text("text")), fields)))
 
 
-def prompt(column: str, fields: Fields) -> Turns:
+def prompt(column: str, fields: Fields) -> Content:
     """Return everything before the last answer, which is empty if the text ends with `Assistant:`."""
-    return ask(parse(fields.text(column)))
+    return in_conversation(fields, ask(parse(fields.text(column))))[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 from cavesson.data.conversations import Turns, answered, renamed, shared, shared_text, turns_of
 from cavesson.data.fields import Fields, Skip
+from cavesson.data.questions import GUESSED
 from cavesson.data.types import Pair
 from cavesson.errors import UserError
 
@@ -85,13 +86,15 @@ def positive_negative(fields: Fields) -> Pair:
     ends = [match.end() for match in re.finditer(_ANSWER, positive)]
     start = max((end for end in ends if negative.startswith(positive[:end])), default=None)
     if start is None:
+        fields.note(GUESSED)
         return Pair(*shared_text(positive, negative))
     return Pair(positive[:start], positive[start:], negative[start:])
 
 
-def holds_objects(values: Mapping[str, Any], *columns: str) -> bool:
-    """Return whether these columns are objects rather than texts or lists."""
-    return all(isinstance(values.get(column), dict) for column in columns)
+def holds_messages(values: Mapping[str, Any], *columns: str) -> bool:
+    """Return whether these columns are objects, one of which has messages, rather than texts, lists or messages."""
+    objects = [values.get(column) for column in columns]
+    return all(isinstance(one, dict) for one in objects) and any("messages" in one for one in objects if one)
 
 
 def holds_list_of(kind: type, values: Mapping[str, Any]) -> bool:

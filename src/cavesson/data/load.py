@@ -1,6 +1,6 @@
 """Load the rows of the settings: read every source, convert its rows to one kind, and split off held-out rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -8,13 +8,19 @@ from typing import Generic, TypeVar
 from cavesson.data.fields import Fields, Row, Skip
 from cavesson.data.formats import NAMES, convert, recognise
 from cavesson.data.notes import Notes, Reiterable
-from cavesson.data.settings import DataSettings, SourceSettings
+from cavesson.data.reach import names_in, reach
+from cavesson.data.settings import ChatSettings, SourceSettings
 from cavesson.data.sources import read
 from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.usage import Usage
 from cavesson.errors import UserError
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
 T = TypeVar("T")
+
+
+ARGUMENTS = ("prompts", "responses", "completions")
+"""Names that rewards get other arguments under."""
 
 
 class SourceRows(Reiterable[R]):
@@ -23,42 +29,78 @@ class SourceRows(Reiterable[R]):
     Args:
         source: the source to read.
         kind: what the rows are converted to.
+        chat: whether plain texts become conversations.
         stream: whether a Hub data set is read while it is downloaded.
         limit: maximum number of rows to read.
+
+    Attributes:
+        usage: what the columns of the rows that were read last are used for.
     """
 
-    def __init__(self, source: SourceSettings, kind: type[R], *, stream: bool = False, limit: int | None = None):
-        self.source, self.kind, self.stream = source, kind, stream
+    def __init__(
+        self,
+        source: SourceSettings,
+        kind: type[R],
+        *,
+        chat: bool = False,
+        stream: bool = False,
+        limit: int | None = None,
+    ):
+        self.source, self.kind, self.chat, self.stream = source, kind, chat, stream
+        self.usage = Usage(kind, source.columns)
         super().__init__(lambda notes: islice(self._converted(notes), limit))
 
     def _converted(self, notes: Notes) -> Iterator[R]:
         recognised: str | None = None
+        self.usage = usage = Usage(self.kind, self.source.columns)
+        seen: set[str] = set()
         for number, raw in enumerate(read(self.source, stream=self.stream)):
             if number == 0:
                 self._check_mapping(raw)
+            seen.update(raw.values)
             row = self.renamed(raw)
             stated = self.source.format or row.format
             if stated is None and recognised is None:
                 recognised = recognise(row.values, self.kind, row.place)
+            name, fields = stated or recognised or "", Fields(row, notes, chat=self.chat)
             try:
-                yield convert(stated or recognised or "", Fields(row, notes), self.kind)
+                converted = convert(name, fields, self.kind)
             except Skip as skip:
+                usage.add(fields)
                 notes.add(str(skip), row.place)
+                continue
+            usage.add(fields)
+            usage.check(fields, name)
+            yield converted
+        self._check_ignored(seen)
 
     def renamed(self, row: Row) -> Row:
-        if not self.source.columns:
+        """Return a row under Cavesson's names of columns, without those that are ignored."""
+        mapping, ignored = self.source.columns, set(self.source.ignore)
+        if not mapping and not ignored:
             return row
-        mapping = self.source.columns
-        kept = {name: value for name, value in row.values.items() if name not in {*mapping, *mapping.values()}}
-        named = {ours: row.values[theirs] for ours, theirs in mapping.items() if theirs in row.values}
-        return row._replace(values=named | kept)
+        reached = {ours: reach(row.values, theirs) for ours, theirs in mapping.items()}
+        named = {ours: found[0] for ours, found in reached.items() if found}
+        # A mapped column is not read again under its own name, not even in part.
+        taken = {theirs if theirs in row.values else theirs.partition(".")[0] for theirs in mapping.values()}
+        kept = {name: value for name, value in row.values.items() if name not in taken | ignored}
+        original = {name: value for name, value in row.values.items() if name not in ARGUMENTS or name in kept}
+        return row._replace(values=kept | named, original=original)
 
     def _check_mapping(self, row: Row) -> None:
         for ours, theirs in self.source.columns.items():
-            if theirs not in row.values:
+            if not reach(row.values, theirs):
                 raise UserError(
                     f"{row.place}: data.columns maps {ours!r} to {theirs!r}, but there is no such column; "
-                    f"it has {', '.join(row.values)}"
+                    f"it has {', '.join(names_in(row.values))}"
+                )
+
+    def _check_ignored(self, seen: Collection[str]) -> None:
+        for name in self.source.ignore:
+            if name not in seen:
+                raise UserError(
+                    f"{self.source.path}: data.ignore names {name!r}, but there is no such column; "
+                    f"there are {', '.join(sorted(seen))}"
                 )
 
 
@@ -78,9 +120,9 @@ class Loaded(Generic[R]):
     sources: tuple[Source[R], ...]
     """one, or those of a mix"""
     held_out: list[R]
-    settings: DataSettings
+    settings: ChatSettings
     read: tuple[SourceRows[R], ...]
-    """everything that was or is being read, for the sake of its notes"""
+    """everything that was or is being read, for the sake of its notes and usage"""
 
     @property
     def train(self) -> list[R]:
@@ -91,8 +133,15 @@ class Loaded(Generic[R]):
         """Return remarks about dropped or skipped rows; when streaming, those of one pass so far."""
         return [line for rows in self.read for line in rows.notes()]
 
+    def usage(self) -> list[str]:
+        """Return what the columns are used for: one line, or one per source where sources differ."""
+        lines = {rows.source.path: line for rows in self.read if (line := rows.usage.line())}
+        if len(set(lines.values())) > 1:
+            return [f"columns of {path}: {line}" for path, line in lines.items()]
+        return [f"columns: {line}" for line in set(lines.values())]
 
-def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
+
+def load(settings: ChatSettings, kind: type[R]) -> Loaded[R]:
     """Load the rows of the settings, converted to one kind.
 
     Args:
@@ -103,14 +152,17 @@ def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
         UserError: the data does not exist, rows do not match their format, or no row can be used.
     """
     wanted = settings.mix or (settings,)
-    read = [SourceRows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
     apart = _held_out_source(settings)
-    if apart is not None:
-        read.append(SourceRows(apart, kind, stream=settings.stream, limit=settings.max_rows))
+    read = [
+        SourceRows(source, kind, chat=settings.chat, stream=settings.stream, limit=settings.max_rows)
+        for source in (*wanted, *([] if apart is None else [apart]))
+    ]
     held_out = _all(read[-1]) if apart is not None else []
     sources = []
     for source, rows in zip(wanted, read, strict=False):
         kept: Sequence[R] | SourceRows[R] = rows
+        if settings.stream:
+            rows.usage = _of_first(rows)
         if not settings.stream:
             kept, last = split(_all(rows), settings.validation, source.path)
             held_out += last
@@ -118,7 +170,7 @@ def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
     return Loaded(tuple(sources), held_out, settings, tuple(read))
 
 
-def _held_out_source(settings: DataSettings) -> SourceSettings | None:
+def _held_out_source(settings: ChatSettings) -> SourceSettings | None:
     if not settings.has_held_out_source:
         return None
     return SourceSettings(
@@ -127,6 +179,7 @@ def _held_out_source(settings: DataSettings) -> SourceSettings | None:
         subset=settings.subset,
         format=settings.format,
         columns=settings.columns,
+        ignore=settings.ignore,
     )
 
 
@@ -136,6 +189,13 @@ def _all(rows: SourceRows[R]) -> list[R]:
         why = "; ".join(rows.notes())
         raise UserError(f"{rows.source.path} contains no {NAMES[rows.kind]}{why and f': {why}'}")
     return read
+
+
+def _of_first(rows: SourceRows[R]) -> Usage:
+    """Return what the columns of the first row are used for."""
+    first = SourceRows(rows.source, rows.kind, chat=rows.chat, stream=rows.stream, limit=1)
+    list(first)
+    return first.usage
 
 
 def split(rows: list[T], fraction: float, source: str | None) -> tuple[list[T], list[T]]:

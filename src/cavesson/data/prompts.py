@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
 from cavesson.data.encode import Encoder, asked_of
+from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
-from cavesson.data.load import load, split
+from cavesson.data.load import ARGUMENTS, load, split
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PromptSettings
@@ -28,10 +30,15 @@ class PromptSet:
     """what a sampler sees: of a conversation what the chat template writes, up to where the answer begins"""
     ids: tuple[tuple[int, ...], ...]
     columns: Mapping[str, tuple[Any, ...]]
+    """all columns of the data under their own names, and those that the settings rename under both"""
     dropped: tuple[int, ...]
     """rows whose prompt was too long, counted from 0 among those that were read"""
     notes: tuple[str, ...] = ()
     """what was skipped while reading, in words"""
+    usage: tuple[str, ...] = ()
+    """what the columns are used for, in words"""
+    messages: tuple[list[dict[str, Any]] | None, ...] = ()
+    """the conversations that were rendered, as messages; None for a plain text, and nothing if all are plain texts"""
     sources: tuple[tuple[range, float], ...] = ()
     """of a mix the prompts of each source, and its weight"""
     held_out: "PromptSet | None" = None
@@ -39,6 +46,21 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @cached_property
+    def for_rewards(self) -> Mapping[str, Sequence[Any]]:
+        """The columns that rewards get: those of the data, and the conversations as `messages` unless it has them."""
+        return {"messages": self.messages, **self.columns} if self.messages else self.columns
+
+    @cached_property
+    def extra(self) -> tuple[str | None, ...]:
+        """Of each prompt, the columns for which the record has no column of its own, as a JSON object."""
+        return tuple(as_json(self._extra(row)) or None for row in range(len(self)))
+
+    def _extra(self, row: int) -> dict[str, Any]:
+        recorded = {"prompt": self.texts[row], "ground_truth": self.columns.get("ground_truth", {row: None})[row]}
+        values = ((name, column[row]) for name, column in self.columns.items())
+        return {name: value for name, value in values if value is not None and recorded.get(name) is not value}
 
     def holding_out(self, held_out: "PromptSet", source: str) -> "PromptSet":
         """Return these prompts with others that are held out.
@@ -92,7 +114,8 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
     sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
-    prompts = replace(prompts, notes=(*loaded.notes(), *prompts.notes), sources=tuple(sources))
+    notes = (*loaded.notes(), *prompts.notes)
+    prompts = replace(prompts, notes=notes, usage=tuple(loaded.usage()), sources=tuple(sources))
     if not loaded.held_out:
         return prompts
     source = f"the held-out rows of {settings.validation_path or settings.path or 'the data'}"
@@ -174,13 +197,21 @@ def _content(prompt: Any, place: str) -> Content:
     return Fields(Row(place, {"prompt": prompt}), Notes()).content("prompt")
 
 
+def _messages(prompt: Content, chat: Chat) -> list[dict[str, Any]] | None:
+    """Return the conversation that is rendered of a prompt, or None if it stays a plain text."""
+    content = chat.turns(prompt, "user")
+    return None if isinstance(content, str) else [turn.message for turn in chat.opened(content)]
+
+
 def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str) -> PromptSet:
     if not rows:
         raise UserError(f"{source}: there are no prompts")
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
-    taken = {"prompts", "responses"} & set(names)
-    if taken:
-        raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get another argument of that name")
+    if taken := sorted(set(ARGUMENTS) & set(names)):
+        raise UserError(
+            f"{source}: rewards get another argument called {taken[0]!r}; rename the column with data.columns = "
+            f'{{my_{taken[0]} = "{taken[0]}"}}'
+        )
     asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
     encoder, notes = Encoder(chat), Notes()
     for one in asked:
@@ -193,10 +224,12 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     kept = [row for row, line in enumerate(lines) if len(line.ids) <= max_tokens]
     if not kept:
         raise UserError(f"{source}: every prompt is over {max_tokens} tokens; raise data.max_prompt_tokens")
+    messages = [_messages(asked[row].prompt, chat) for row in kept]
     return PromptSet(
         texts=tuple(lines[row].text for row in kept),
         ids=tuple(lines[row].ids for row in kept),
         columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
         dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
         notes=tuple(notes.lines()),
+        messages=tuple(messages) if any(messages) else (),
     )

@@ -23,9 +23,18 @@ class SourceSettings(Settings):
     format: str | None = None
     """how the columns are read, such as messages or preference; none = detected from their names"""
     columns: dict[str, str] = Field(default={})
-    """Cavesson's column names and those of the source, such as {prompt = "question", response = "answer"}"""
+    """Cavesson's column names and those of the source, such as {prompt = "question"}; dots reach into objects, such as
+    {ground_truth = "reward_model.ground_truth"}"""
+    ignore: tuple[str, ...] = ()
+    """columns that the model is not shown and does not learn; rewards and the record still get them"""
     weight: float = Field(1.0, gt=0)
     """share of the rows that come from this source, relative to the other sources of a mix"""
+
+    @model_validator(mode="after")
+    def _check_ignored(self) -> Self:
+        if both := sorted(set(self.ignore) & set(self.columns.values())):
+            raise ValueError(f"columns and ignore both name {both[0]!r}; it is either used or ignored")
+        return self
 
 
 class DataSettings(SourceSettings):
@@ -38,7 +47,7 @@ class DataSettings(SourceSettings):
     validation: float = Field(0.0, ge=0, lt=1)
     """fraction of the rows, taken from the end of every source, that is held out"""
     validation_path: LocalPath | None = None
-    """a separate source of held-out rows; format and columns are those of `path`"""
+    """a separate source of held-out rows; format, columns and ignore are those of `path`"""
     validation_split: str | None = None
     """split to hold out, of `validation_path` or else of `path`"""
     max_rows: int | None = Field(None, ge=1)
@@ -73,7 +82,7 @@ class DataSettings(SourceSettings):
         if not (self.stream and self.shuffle):
             self.refuse("shuffle_buffer", "without stream and shuffle")
         if self.mix:
-            for name in ("split",) if apart else ("split", "subset", "format", "columns"):
+            for name in ("split",) if apart else ("split", "subset", "format", "columns", "ignore"):
                 self.refuse(name, "with mix; set it in the entries of the mix")
         return self
 

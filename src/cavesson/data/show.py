@@ -67,6 +67,7 @@ def show_row(
     held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
     rows_read = f"{len(rows):,} ({NAMES[kind]}){held_out}"
     facts = {**facts, "format": format, "rows": rows_read, "row": f"{number}"}
+    facts |= dict(line.split(": ", 1) for line in loaded.usage())
     lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
     grid = Table.grid(padding=(0, 2))
     for name, text in lines:

@@ -45,7 +45,9 @@ class Response(NamedTuple):
     tokens: int
     """its length, end token included"""
     columns: Mapping[str, Any]
-    """what else the prompt's row holds"""
+    """all columns of the prompt's row"""
+    messages: list[dict[str, Any]] | None = None
+    """the conversation that was rendered"""
 
 
 def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
@@ -92,7 +94,8 @@ def responses(
         for n, group in enumerate(groups):
             columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
             prompt, response = rollouts.prompt[n], rollouts.response[n]
-            yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns)
+            messages = prompts.messages[chosen[group]] if prompts.messages else None
+            yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns, messages)
 
 
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
@@ -109,12 +112,8 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     if taken:
         raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")
     for one in responses(policy, tokenizer, prompts, settings):
-        yield {
-            "prompt": one.prompt,
-            "response": one.response,
-            "finish_reason": one.finish_reason,
-            **one.columns,
-        }
+        sampled = {"prompt": one.prompt, "response": one.response, "finish_reason": one.finish_reason}
+        yield sampled | {name: value for name, value in one.columns.items() if name != "prompt"}
 
 
 def write(rows: Iterator[dict[str, Any]], out: Path) -> int:

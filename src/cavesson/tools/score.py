@@ -81,7 +81,7 @@ def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptS
     Raises:
         UserError: one of them cannot be built or called.
     """
-    rehearse(_build(settings, device), prompts.texts, prompts.columns)
+    rehearse(_build(settings, device), prompts.texts, prompts.for_rewards)
 
 
 def score_by_length(
@@ -112,7 +112,9 @@ def score_responses(
     answers: Sequence[Response], settings: ScorerSettings, device: str | None
 ) -> dict[str, list[float]]:
     """Return the scores of sampled responses, of which there must be at least one, as `parts_of` names them."""
-    columns = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
+    columns: dict[str, list[Any]] = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
+    if any(one.messages for one in answers):
+        columns = {"messages": [one.messages for one in answers], **columns}
     texts = [one.prompt for one in answers], [one.response for one in answers]
     return parts_of(score_by_length(settings, device, *texts, columns))
 

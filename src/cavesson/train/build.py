@@ -211,12 +211,12 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
 def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
     """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
     if prompts.held_out is not None:
-        check_columns(rewards, prompts.held_out.texts, prompts.held_out.columns)
+        check_columns(rewards, prompts.held_out.texts, prompts.held_out.for_rewards)
     if settings.sampling.max_staleness:
         with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
-            thread.submit(rehearse, rewards, prompts.texts, prompts.columns).result()
+            thread.submit(rehearse, rewards, prompts.texts, prompts.for_rewards).result()
     else:
-        rehearse(rewards, prompts.texts, prompts.columns)
+        rehearse(rewards, prompts.texts, prompts.for_rewards)
 
 
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:

@@ -114,7 +114,7 @@ class ExampleTrainer(Trainer):
         return {"examples": {"train": train.size, "held_out": len(held_out), "fingerprint": seen}}
 
     def notes(self) -> list[str]:
-        return [*self.remarks, *self.examples.notes()]
+        return [*self.remarks, *self.examples.usage(), *self.examples.notes()]
 
     def _batch(self, examples: Sequence[Any], step: int) -> Batch:
         rows = self.settings.arranged(examples)

@@ -203,7 +203,7 @@ class RolloutTrainer(Trainer):
     def _record(self, step: int, rollouts: Rollouts) -> None:
         if self.recorder is None:
             return
-        rows, tokens = recorded_columns(rollouts)
+        rows, tokens = recorded_columns(rollouts, self.batches.collector.prompts)
         rows |= {"split": ["train"] * len(rollouts), "kl_coef": [self.kl_coef] * len(rollouts)}
         self.learner.processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
         self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
@@ -213,7 +213,7 @@ class RolloutTrainer(Trainer):
         processes = self.learner.processes
         if rollouts is None or self.held_out is None or self.recorder is None:
             return
-        rows, tokens = recorded_columns(rollouts)
+        rows, tokens = recorded_columns(rollouts, self.held_out.collector.prompts)
         rows |= self.held_out.rows(rollouts)
         processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
         processes.agreed(lambda: check_finite(step, rollouts.batch.columns, rollouts["mask"]))

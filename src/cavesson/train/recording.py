@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.data.prompts import PromptSet
 from cavesson.errors import StoppedError, first_line
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
@@ -58,9 +59,10 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
     return processes.agreed(opened)
 
 
-def recorded_columns(rollouts: Rollouts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns of rows and of tokens that the recorder takes of rollouts."""
+def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns of rows and of tokens that the recorder takes of rollouts from these prompts."""
     rows: dict[str, Any] = {name: values for name, values in rollouts.lists.items() if values}
+    rows["extra"] = [prompts.extra[index] for index in rollouts.prompt_index]
     rows["group"] = rows.pop("prompt_index")
     rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward") if name in rollouts.batch}
     versions = rollouts["sampler_version"]

@@ -16,7 +16,7 @@ from cavesson.sampling.sampler import Sampler
 
 def settings_remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
-    notes: list[str] = []
+    notes = list(prompts.usage)
     for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
         notes += [] if some is None else _prompt_remarks(some, name)
     importance = getattr(settings.algorithm, "importance", 0.0)

@@ -67,7 +67,7 @@ class Collector:
             response=texts,
             finish_reason=responses.finish_reasons,
             batch=batch,
-            ground_truth=[str(answer) for answer in self._columns(indices).get("ground_truth", ())],
+            ground_truth=[None if answer is None else str(answer) for answer in self._truths(indices)],
         )
 
     def reward(self, rollouts: Rollouts) -> Rollouts:
@@ -101,7 +101,11 @@ class Collector:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
-        return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}
+        return {name: [values[i] for i in indices] for name, values in self.prompts.for_rewards.items()}
+
+    def _truths(self, indices: Sequence[int]) -> list[Any]:
+        truths = self.prompts.columns.get("ground_truth", ())
+        return [truths[i] for i in indices] if truths else []
 
 
 Use = Callable[[Sequence[int], Batch, Scores], None]

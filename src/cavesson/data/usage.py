@@ -1,0 +1,125 @@
+"""What the columns of rows are used for; a column that would be dropped, although other data mean it, is refused."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cavesson.data.fields import Fields, is_empty
+from cavesson.data.formats import FORMATS
+from cavesson.data.types import Demonstration, Prompt
+from cavesson.errors import UserError
+
+_RESPONSES = ("completion", "response", "answer", "output", "text", "messages", "conversations")
+_ROLES = {
+    **dict.fromkeys(_RESPONSES, "response"),
+    **{"chosen": "chosen", "positive": "chosen", "rejected": "rejected", "negative": "rejected"},
+    **{name: name for name in ("margin", "label", "tools")},
+}
+"""What a column that is read is used for; any other is part of the prompt."""
+_WHOLE = ("text", "messages", "conversations")
+"""Columns that have the prompt and the response."""
+_ORDER = ("prompt", "response", "prompt and response", "chosen", "rejected", "margin", "label", "tools")
+
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_OTHER_NAMES = {
+    "system_prompt": "system",
+    "system_message": "system",
+    "functions": "tools",
+    "query": "prompt",
+    "conversation": "messages",
+    "kto_tag": "label",
+}
+"""Names that other programs give to our columns."""
+_VERDICTS = ("labels", "winner", "preference")
+"""Columns that say which response is the better one."""
+_SHOWN = {"system", "system_prompt", "system_message", "history", "context", "input", "instruction", "tools"} | {
+    "functions", *_MEDIA
+}  # fmt: skip
+"""What a model must be shown, and rewards alone cannot make up for."""
+_MEANT = {
+    *(name for format in FORMATS.values() for name in (*format.columns, *format.optional) if name != "value"),
+    *(*_OTHER_NAMES, *_MEDIA, *_VERDICTS),
+}
+"""Columns that are never dropped without being asked."""
+
+
+class Usage:
+    """Which columns of the rows of a source are used as what.
+
+    Args:
+        kind: Prompt, Demonstration or Pair.
+        names: Cavesson's names of columns, and those of the source, where they differ.
+    """
+
+    def __init__(self, kind: type[Any], names: Mapping[str, str]):
+        self.kind, self.names = kind, names
+        self._sources = {part for name in names.values() for part in (name, name.partition(".")[0])}
+        self._used: dict[str, dict[str, None]] = {}
+        self._others: dict[str, None] = {}
+
+    def add(self, fields: Fields) -> None:
+        """Count a row that was read."""
+        for name, value in fields.values.items():
+            if value is not None and name in fields.used:
+                self._used.setdefault(self._role(name), {})[name] = None
+            elif value is not None:
+                self._others[self.names.get(name, name)] = None
+        for name, value in fields.original.items():
+            is_read = name in fields.values and name not in self.names
+            if value is not None and not is_read and name not in self._sources:
+                self._others[name] = None
+
+    def check(self, fields: Fields, format: str) -> None:
+        """Refuse a row with a column that would be dropped, although it says what the model must read or learn.
+
+        A column that repeats what was read is no loss, nor is one that the format itself leaves out.
+
+        Raises:
+            UserError: there is such a column.
+        """
+        meant = _SHOWN if self.kind is Prompt else _MEANT
+        own = FORMATS[format].columns
+        for name, value in fields.values.items():
+            if name in fields.used or name not in meant or name in own or is_empty(value):
+                continue
+            if not _is_repeated(value, fields):
+                raise UserError(f"{fields.place}: the column {name!r} would be dropped; {self._way_out(name)}")
+
+    def line(self) -> str:
+        """Return e.g. `prompt ← question, system; to the rewards: answer; not used: source`, or "" before any row."""
+        parts = [
+            f"{role} ← {', '.join(self.names.get(name, name) for name in self._used[role])}"
+            for role in _ORDER
+            if role in self._used
+        ]
+        if self._others:
+            parts.append(f"{'to the rewards' if self.kind is Prompt else 'not used'}: {', '.join(self._others)}")
+        return "; ".join(parts)
+
+    def _role(self, name: str) -> str:
+        if self.kind is Prompt:
+            return "tools" if name == "tools" else "prompt"
+        if self.kind is Demonstration and name in _WHOLE:
+            return "prompt and response"
+        return _ROLES.get(name, "prompt")
+
+    def _way_out(self, name: str) -> str:
+        ignored = f'data.ignore = ["{name}"]'
+        if name in _MEDIA:
+            return f"Cavesson trains on text only; to train on the text alone, set {ignored}"
+        ours = _OTHER_NAMES.get(name) or next(self._same_role(name), None)
+        use = f'use it with data.columns = {{{ours} = "{name}"}}, or ' if ours else ""
+        return f"{use}leave it out on purpose with {ignored}"
+
+    def _same_role(self, name: str) -> Iterator[str]:
+        """Yield the columns whose place a column could take."""
+        if name not in ("system", "history", "tools", "context", "label", *_VERDICTS, *_WHOLE):
+            yield from (other for other in self._used.get(self._role(name), {}) if other not in _WHOLE)
+
+
+def _is_repeated(value: Any, fields: Fields) -> bool:
+    """Return whether a value is also in a column that was read, whole or as the content of a message."""
+    read = [fields.values.get(name) for name in fields.used]
+    messages = (message for one in read if isinstance(one, list) for message in one if isinstance(message, dict))
+    return value in read or (
+        isinstance(value, str) and any(value in (one.get("content"), one.get("value")) for one in messages)
+    )
