@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,10 @@ def chat(*said: str) -> list[dict]:
     return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(said)]
 
 
-def one(kind: type, row: dict, name: str | None = None) -> object:
+def one(kind: type, row: dict, name: str | None = None, *, chat: bool = False) -> object:
     """What a row becomes."""
-    return convert(name or recognise(row, kind, "here"), Fields(Row("here", row), Notes()), kind)
+    fields = Fields(Row("here", row), Notes(), chat=chat)
+    return convert(name or recognise(row, kind, "here"), fields, kind)
 
 
 def read(folder: Path, kind: type, *rows: dict, **settings: object) -> Loaded:
@@ -45,46 +47,46 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 SAY = {"role": "assistant", "content": "Hello"}
 
 CASES = [
-    ("text", {"text": "a", "n": 1}, Demonstration("", "a"), Prompt("a", {"n": 1})),
-    ("prompt", {"prompt": "a", "n": 1}, None, Prompt("a", {"n": 1})),
-    ("prompt", {"prompt": chat("Hi"), "tools": [TOOL]}, None, Prompt((user("Hi"),), {}, (TOOL,))),
+    ("text", {"text": "a", "n": 1}, Demonstration("", "a"), Prompt("a")),
+    ("prompt", {"prompt": "a", "n": 1}, None, Prompt("a")),
+    ("prompt", {"prompt": chat("Hi"), "tools": [TOOL]}, None, Prompt((user("Hi"),), tools=(TOOL,))),
     (
         "prompt_completion",
         {"prompt": "a", "completion": " b"},
         Demonstration("a", " b"),
-        Prompt("a", {"completion": " b"}),
+        Prompt("a"),
     ),
     (
         "prompt_completion",
         {"prompt": chat("Hi"), "completion": [SAY], "tools": json.dumps([TOOL])},
         Demonstration((user("Hi"),), (assistant("Hello"),), (TOOL,)),
-        Prompt((user("Hi"),), {"completion": [SAY]}, (TOOL,)),
+        Prompt((user("Hi"),), tools=(TOOL,)),
     ),
     (
         "prompt_response",
         {"prompt": chat("Hi"), "response": "Hello"},
         Demonstration((user("Hi"),), (assistant("Hello"),)),
-        Prompt((user("Hi"),), {"response": "Hello"}),
+        Prompt((user("Hi"),)),
     ),
-    ("question_answer", {"question": "a", "answer": "b"}, Demonstration("a", "b"), Prompt("a", {"answer": "b"})),
+    ("question_answer", {"question": "a", "answer": "b"}, Demonstration("a", "b"), Prompt("a")),
     (
         "alpaca",
         {"instruction": "Add", "input": "1 2", "output": "3"},
         Demonstration("Add\n\n1 2", "3"),
-        Prompt("Add\n\n1 2", {"output": "3"}),
+        Prompt("Add\n\n1 2"),
     ),
     (
         "alpaca",
         {"instruction": "Add", "input": "", "output": "3"},
         Demonstration("Add", "3"),
-        Prompt("Add", {"output": "3"}),
+        Prompt("Add"),
     ),
-    ("alpaca", {"instruction": "Add", "output": "3"}, Demonstration("Add", "3"), Prompt("Add", {"output": "3"})),
+    ("alpaca", {"instruction": "Add", "output": "3"}, Demonstration("Add", "3"), Prompt("Add")),
     (
         "messages",
         {"messages": chat("Hi", "Hello", "Why?", "So"), "tools": [TOOL], "n": 1},
         Demonstration((user("Hi"),), (assistant("Hello"), user("Why?"), assistant("So")), (TOOL,)),
-        Prompt((user("Hi"), assistant("Hello"), user("Why?")), {"n": 1}, (TOOL,)),
+        Prompt((user("Hi"), assistant("Hello"), user("Why?")), tools=(TOOL,)),
     ),
     (
         "sharegpt",
@@ -105,7 +107,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "row", "demonstration", "prompt"), CASES)
 def test_demonstrations_and_prompts(name, row, demonstration, prompt):
-    assert one(Prompt, row) == one(Prompt, row, name) == prompt
+    assert one(Prompt, row) == one(Prompt, row, name) == replace(prompt, columns=row)
     if demonstration is not None:
         assert recognise(row, Demonstration, "here") == name
         assert one(Demonstration, row) == demonstration
@@ -134,9 +136,7 @@ def test_preferences(row, expected):
     assert recognise(row, Pair, "here") == "preference"
     assert one(Pair, row) == expected
     assert one(Demonstration, row) == Demonstration(expected.prompt, expected.chosen)
-    assert one(Prompt, row, "preference") == Prompt(
-        expected.prompt, {"margin": row["margin"]} if "margin" in row else {}
-    )
+    assert one(Prompt, row, "preference") == Prompt(expected.prompt, row)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_turns_without_an_answer_are_dropped_for_imitation_and_asked_as_prompts(
     loaded = read(tmp_path, Demonstration, row)
     assert loaded.train == [Demonstration((user("Hi"),), (assistant("Hello"),))]
     assert loaded.notes() == [f"1 × turns after the last answer are dropped (first: {tmp_path / 'a.jsonl'} line 1)"]
-    assert one(Prompt, row) == Prompt((user("Hi"), assistant("Hello"), user("Why?")))
-    assert one(Prompt, {"messages": chat("Hi")}) == Prompt((user("Hi"),))
+    assert one(Prompt, row).prompt == (user("Hi"), assistant("Hello"), user("Why?"))
+    assert one(Prompt, {"messages": chat("Hi")}).prompt == (user("Hi"),)
 
 
 @pytest.mark.parametrize(
@@ -217,30 +217,54 @@ def test_the_format_that_explains_most_is_taken(kind, row, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "names"),
+    ("kind", "row", "names", "ignored"),
     [
-        (Demonstration, {"instruction": "a", "input": "b", "output": "c", "text": "d"}, "text and alpaca"),
-        (Demonstration, {"prompt": "a", "completion": "b", "response": "c"}, "prompt_completion and prompt_response"),
-        (Prompt, {"question": "a", "answer": "b", "text": "c"}, "text and question_answer"),
+        (
+            Demonstration,
+            {"instruction": "a", "input": "b", "output": "c", "text": "d"},
+            "text and alpaca",
+            (["instruction", "input", "output"], ["text"]),
+        ),
+        (
+            Demonstration,
+            {"prompt": "a", "completion": "b", "response": "c"},
+            "prompt_completion and prompt_response",
+            (["response"], ["completion"]),
+        ),
+        (
+            Prompt,
+            {"question": "a", "answer": "b", "text": "c"},
+            "text and question_answer",
+            (["question", "answer"], ["text"]),
+        ),
     ],
 )
-def test_an_ambiguous_row_is_asked_about(tmp_path, kind, row, names):
+def test_an_ambiguous_row_is_asked_about(tmp_path, kind, row, names, ignored):
     with pytest.raises(UserError) as error:
         read(tmp_path, kind, row)
-    assert str(error.value) == f"{tmp_path / 'a.jsonl'} line 1: the columns fit {names}; choose one with data.format"
-    first = names.split()[0]
-    assert read(tmp_path, kind, row, format=first).train == [one(kind, row, first)]
+    choices = [
+        f"data.ignore = {json.dumps(columns)} for {name}"
+        for columns, name in zip(ignored, names.split(" and "), strict=True)
+    ]
+    place = f"{tmp_path / 'a.jsonl'} line 1"
+    assert str(error.value) == f"{place}: the columns fit {names}; choose one: {', or '.join(choices)}"
+    for columns, name in zip(ignored, names.split(" and "), strict=True):
+        left = {column: value for column, value in row.items() if column not in columns}
+        expected = one(kind, left, name)
+        (made,) = read(tmp_path, kind, row, ignore=columns).train
+        assert made == (replace(expected, columns=row) if kind is Prompt else expected)
 
 
 def test_columns_of_other_names(tmp_path):
     row = {"couplet": "a", "next": "b", "n": 1}
     mapping = {"prompt": "couplet", "response": "next"}
     assert read(tmp_path, Demonstration, row, columns=mapping).train == [Demonstration("a", "b")]
-    assert read(tmp_path, Prompt, row, columns={"prompt": "couplet"}).train == [Prompt("a", {"next": "b", "n": 1})]
+    assert read(tmp_path, Prompt, row, columns={"prompt": "couplet"}).train == [Prompt("a", row)]
     # A column may also be given to the rewards under another name, and take the place of one that is there.
     row = {"question": "a", "answer": "b", "prompt": "not this"}
     mapping = {"prompt": "question", "ground_truth": "answer"}
-    assert read(tmp_path, Prompt, row, columns=mapping).train == [Prompt("a", {"ground_truth": "b"})]
+    assert read(tmp_path, Prompt, row, columns=mapping).train == [Prompt("a", {**row, "ground_truth": "b"})]
+    row.pop("prompt")
     assert read(tmp_path, Demonstration, row, columns={"question": "answer", "answer": "question"}).train == [
         Demonstration("b", "a")
     ]
@@ -321,7 +345,7 @@ def test_every_kind_of_row_has_its_tools(tmp_path, kind):
     ],
 )
 def test_tools_are_read_in_every_format(name, row):
-    assert one(Demonstration, row | {"tools": [TOOL]}, name).tools == (TOOL,)
+    assert one(Demonstration, row | {"tools": [TOOL]}, name, chat=True).tools == (TOOL,)
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -340,7 +364,7 @@ def test_the_examples_of_the_docs_are_what_they_say(tmp_path, paragraph, block):
             recognise(row.values, kind, "docs") for kind in (Prompt, Demonstration, Pair) if fits(row.values, kind)
         }
         assert named & recognised
-        assert one(Prompt, dict(row.values)).prompt
+        assert one(Prompt, dict(row.values), chat=True).prompt
 
 
 def fits(row: Mapping, kind: type) -> bool:

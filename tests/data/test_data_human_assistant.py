@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from cavesson.data.human_assistant import parse
 from cavesson.data.load import Loaded, load
+from cavesson.data.questions import GUESSED
 from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 
@@ -58,7 +59,7 @@ def test_what_two_conversations_share_is_the_prompt(tmp_path):
         Pair((user("Hi"),), (assistant(""),), (assistant("Hello"),)),
         Pair((user("Hi"),), (assistant("same"),), (assistant("same"),)),
     ]
-    assert loaded.notes() == []
+    assert loaded.notes() == [f"3 × {GUESSED} (first: {tmp_path / 'a.jsonl'} line 1)"]
 
 
 def test_pairs_that_part_earlier_begin_with_an_answer_of_both(tmp_path):
@@ -84,6 +85,7 @@ def test_pairs_that_part_earlier_begin_with_an_answer_of_both(tmp_path):
     file = tmp_path / "a.jsonl"
     assert loaded.notes() == [
         f"2 × chosen and rejected differ in more than their last turn (first: {file} line 1)",
+        f"3 × {GUESSED} (first: {file} line 1)",
         f"1 × turns after the last answer are dropped (first: {file} line 3)",
         f"1 × pairs that answer different questions are skipped (first: {file} line 4)",
         f"2 × conversations of fewer than 2 messages are skipped (first: {file} line 5)",
@@ -98,6 +100,7 @@ def test_two_turns_in_a_row_stay_and_the_row_is_counted_once(tmp_path):
     assert [note.split(" (")[0] for note in loaded.notes()] == [
         "1 × one speaker has two turns in a row, which some chat templates reject",
         "1 × chosen and rejected differ in more than their last turn",
+        f"1 × {GUESSED}",
     ]
 
 
@@ -105,21 +108,22 @@ def test_the_same_file_gives_demonstrations_and_prompts(tmp_path):
     row = {"chosen": text("Hi", "Hello", "Why?", "So"), "rejected": text("Hi", "Hello", "Why?", "No"), "n": 1}
     asked = (user("Hi"), assistant("Hello"), user("Why?"))
     assert read(tmp_path, Demonstration, row).train == [Demonstration(asked, (assistant("So"),))]
-    assert read(tmp_path, Prompt, row).train == [Prompt(asked, {"n": 1})]
+    assert read(tmp_path, Prompt, row).train == [Prompt(asked, row)]
 
 
 def test_a_prompt_of_its_own_stands_before_both(tmp_path):
     row = {"prompt": text("Hi", ""), "chosen": "Hello", "rejected": "Go"}
     assert read(tmp_path, Pair, row).train == [Pair((user("Hi"),), (assistant("Hello"),), (assistant("Go"),))]
-    assert read(tmp_path, Prompt, row).train == [Prompt((user("Hi"),), {"chosen": "Hello", "rejected": "Go"})]
+    assert read(tmp_path, Prompt, row).train == [Prompt((user("Hi"),), row)]
 
 
 def test_texts_and_prompts(tmp_path):
     whole = {"text": text("Hi", "Hello", "Why?", "So")}
     asked = (user("Hi"), assistant("Hello"), user("Why?"))
     assert read(tmp_path, Demonstration, whole).train == [Demonstration(asked[:1], (*asked[1:], assistant("So")))]
-    assert read(tmp_path, Prompt, whole).train == [Prompt(asked)]
-    assert read(tmp_path, Prompt, {"prompt": text("Hi", "Hello", "Why?", "")}).train == [Prompt(asked)]
+    asks = {"prompt": text("Hi", "Hello", "Why?", "")}
+    for row in (whole, asks):
+        assert read(tmp_path, Prompt, row).train == [Prompt(asked, row)]
 
 
 def test_other_texts_are_not_taken_for_it(tmp_path):

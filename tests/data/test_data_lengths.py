@@ -83,6 +83,7 @@ def test_the_prediction_is_what_happens(tmp_path: Path):
     settings = {"kind": "prompts", "data": {"path": str(file), "max_prompt_tokens": 15}}
     show_lengths(LengthSettings.model_validate(settings), Console(file=out, width=100))
     lines = out.getvalue().splitlines()
+    assert lines.pop(0) == "columns: prompt ← prompt"
     assert lines[0] == "20 prompts (prompt), tokens of tiny"
     assert lines[-1] == f"data.max_prompt_tokens = 15: {len(dropped)} of 20 rows (25.0%) are longer and dropped"
     # Quantiles that occur: the smallest length that so many rows do not exceed.

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ CASES = [
     ("text_only", {"text": "a"}, Demonstration, Demonstration("", "a")),
     ("text_only", {"text": "a"}, Prompt, Prompt("a")),
     ("text2text", {"input": "a", "output": "b"}, Demonstration, Demonstration("a", "b")),
-    ("text2text", {"input": "a", "output": "b"}, Prompt, Prompt("a", {"output": "b"})),
+    ("text2text", {"input": "a", "output": "b"}, Prompt, Prompt("a")),
     ("conversation", {"messages": messages("Hi", "Hello")}, Demonstration, Demonstration((USER,), (ANSWER,))),
     (
         "conversation",
@@ -62,7 +63,7 @@ CASES = [
         Pair,
         Pair("a", "b", "c", 2.0),
     ),
-    ("text_to_textlist", {"input": "a", "output": ["b", "c"]}, Prompt, Prompt("a", {"output": ["b", "c"]})),
+    ("text_to_textlist", {"input": "a", "output": ["b", "c"]}, Prompt, Prompt("a")),
     (
         "text_to_scored_textlist",
         {"input": "a", "output": [{"score": 1, "text": "b"}, {"score": 3.5, "text": "c"}, {"score": 0.5, "text": "d"}]},
@@ -78,10 +79,15 @@ CASES = [
 ]
 
 
+def of_row(expected, row):
+    """What a row becomes: a prompt has all its columns."""
+    return replace(expected, columns=row) if isinstance(expected, Prompt) else expected
+
+
 @pytest.mark.parametrize(("type_", "instance", "kind", "expected"), CASES)
 def test_every_type(tmp_path, type_, instance, kind, expected):
     loaded = read(tmp_path, kind, type_, instance)
-    assert loaded.train == [expected]
+    assert loaded.train == [of_row(expected, instance)]
     assert loaded.notes() == []
 
 
@@ -91,7 +97,7 @@ def test_instances_are_recognised_in_lines_too(tmp_path, type_):
         if known == type_:
             file = tmp_path / "a.jsonl"
             file.write_text(json.dumps(instance), encoding="utf-8")
-            assert load(ChatSettings(path=str(file)), kind).train == [expected]
+            assert load(ChatSettings(path=str(file)), kind).train == [of_row(expected, instance)]
 
 
 def test_a_folder_of_files_of_several_types(tmp_path):
@@ -216,7 +222,10 @@ def test_a_reward_model_file_names_no_type(tmp_path):
             Pair(ASKED, *answers),
             Pair("The sky is", " blue.", " green."),
         ]
-        assert load(ChatSettings(path=str(path)), Prompt).train == [Prompt(ASKED), Prompt("The sky is")]
+        assert load(ChatSettings(path=str(path)), Prompt).train == [
+            Prompt(ASKED, rows[0]),
+            Prompt("The sky is", rows[1]),
+        ]
         assert load(ChatSettings(path=str(path)), Demonstration).train[0] == Demonstration(ASKED, answers[0])
 
 

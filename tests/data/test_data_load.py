@@ -44,7 +44,7 @@ def test_a_split_is_held_out(tmp_path):
     parts = {"train": datasets.Dataset.from_dict({"q": ["a"]}), "test": datasets.Dataset.from_dict({"q": ["b"]})}
     datasets.DatasetDict(parts).save_to_disk(tmp_path)
     loaded = load(ChatSettings(path=str(tmp_path), validation_split="test", columns={"prompt": "q"}), Prompt)
-    assert (loaded.train, loaded.held_out) == ([Prompt("a")], [Prompt("b")])
+    assert (loaded.train, loaded.held_out) == ([Prompt("a", {"q": "a"})], [Prompt("b", {"q": "b"})])
 
 
 def test_only_the_first_rows(tmp_path):
@@ -67,7 +67,7 @@ def test_a_mix(tmp_path, stream):
     loaded = load(ChatSettings(mix=mix, stream=stream), Prompt)
     assert [source.weight for source in loaded.sources] == [3, 1]
     assert [len(list(source.rows)) for source in loaded.sources] == [5, 1]
-    assert loaded.train[-1] == Prompt("c0", {"next": "d0"})
+    assert loaded.train[-1] == Prompt("c0", {"couplet": "c0", "next": "d0"})
 
 
 def test_every_source_of_a_mix_holds_out_its_share(tmp_path):

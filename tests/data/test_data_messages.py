@@ -14,7 +14,7 @@ from cavesson.data.fields import MARKS, Fields, Row, Skip
 from cavesson.data.formats import convert
 from cavesson.data.load import load
 from cavesson.data.notes import Notes
-from cavesson.data.settings import DataSettings
+from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Demonstration, Pair, Turn
 from cavesson.errors import UserError
 
@@ -105,7 +105,7 @@ def test_null_in_parquet_is_an_absent_field_and_in_json_a_value(tmp_path: Path):
     text, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
     text.write_text(json.dumps(rows[0]) + "\n")
     pq.write_table(pa.Table.from_pylist(rows), table)
-    as_json, as_table = (load(DataSettings(path=str(file)), Demonstration).train[0] for file in (text, table))
+    as_json, as_table = (load(ChatSettings(path=str(file)), Demonstration).train[0] for file in (text, table))
     assert [turn.message for turn in as_json.response][:2] == [rows[0]["messages"][1], other]
     # Arrow cannot tell whether the unit was null or absent.
     call = as_table.response[0].others["tool_calls"][0]

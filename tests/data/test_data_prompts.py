@@ -30,7 +30,7 @@ def test_prompts_come_with_their_other_columns(tmp_path, tokenizer):
     prompts = load(file, tokenizer)
     assert prompts.texts == (*TEXTS, "x")
     assert prompts.ids == tuple(tuple(tokenizer(text)["input_ids"]) for text in prompts.texts)
-    assert prompts.columns == {"answer": (0, 1, 2, 3, None)}
+    assert prompts.columns == {"prompt": (*TEXTS, "x"), "answer": (0, 1, 2, 3, None)}
     assert prompts.dropped == ()
 
 
@@ -44,7 +44,7 @@ def test_another_column_may_hold_the_prompts(tmp_path, tokenizer):
         written(tmp_path, {"question": "why?", "ground_truth": 7}), tokenizer, columns={"prompt": "question"}
     )
     assert prompts.texts == ("why?",)
-    assert prompts.columns == {"ground_truth": (7,)}
+    assert prompts.columns == {"question": ("why?",), "ground_truth": (7,)}
 
 
 def test_a_conversation_is_asked_up_to_where_the_answer_begins(tmp_path):
@@ -110,7 +110,7 @@ def test_what_was_given_from_python_is_named_too(tokenizer):
         load_prompts(PromptSettings(path="a.txt", stream=True), tokenizer)
 
 
-@pytest.mark.parametrize("name", ["prompts", "responses"])
+@pytest.mark.parametrize("name", ["prompts", "responses", "completions"])
 def test_a_column_may_not_take_the_name_of_an_argument(tokenizer, name):
     with pytest.raises(UserError, match=f"rename the column '{name}'"):
         tokenize(["a"], tokenizer, 9, columns={name: [1]})

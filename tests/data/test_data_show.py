@@ -56,7 +56,8 @@ def test_a_conversation_shows_where_the_assistant_speaks(tmp_path):
 
 def test_both_responses_of_a_pair_are_shown(tmp_path):
     text = shown(written(tmp_path, {"prompt": "a", "chosen": " b", "rejected": " c"}))
-    assert "rows    1 (pairs)" in text
+    assert "rows     1 (pairs)" in text
+    assert "columns  prompt ← prompt; chosen ← chosen; rejected ← rejected" in text
     assert "chosen: 4 tokens, 3 learned" in text
     assert "rejected: 4 tokens, 3 learned" in text
     assert cells(text)[1::2] == [("learned", " │b│<|endoftext|>│"), ("learned", " │c│<|endoftext|>│")]

@@ -138,6 +138,8 @@ def data_duplicates(context: typer.Context, help: Help = False) -> None:
     from cavesson.data.view import recognised
 
     rows = load_rows(settings.data, recognised(settings).kind)
+    for line in rows.usage():
+        print(visible(line))
     print_duplicates(duplicates(rows.train, rows.held_out), console())
 
 

@@ -1,6 +1,7 @@
 """The formats of rows: how each is recognised by its columns, and how it is converted."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -50,10 +51,11 @@ class RowFormat:
 
     def beats(self, other: "RowFormat", values: Values) -> bool:
         """Return whether this format covers more of a row: more columns, or the same columns and their values."""
-        mine, others = self._used(values), other._used(values)
+        mine, others = self.used(values), other.used(values)
         return mine > others or (mine == others and self.when is not None and other.when is None)
 
-    def _used(self, values: Values) -> set[str]:
+    def used(self, values: Values) -> set[str]:
+        """Return the columns of a row that this format reads."""
         return {column for column in (*self.columns, *self.optional) if column in values}
 
 
@@ -204,7 +206,7 @@ def recognise(values: Values, kind: Kind, place: str) -> str:
     left = same or fitting
     best = [name for name, mine in left.items() if not any(other.beats(mine, values) for other in left.values())]
     if len(best) > 1:
-        raise UserError(f"{place}: the columns fit {' and '.join(best)}; choose one with data.format")
+        raise UserError(f"{place}: the columns fit {' and '.join(best)}; choose one: {_choices(best, values)}")
     if not best:
         raise UserError(
             f"{place}: the columns {', '.join(values) or '(none)'} fit no format of {NAMES[kind]} ({_shapes(kind)}); "
@@ -253,6 +255,14 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
         made = replace(made, columns=fields.of_data())
     row: R = made
     return row
+
+
+def _choices(names: Sequence[str], values: Values) -> str:
+    """Return, for each of these formats, the setting that leaves out what the others read."""
+    used = {name: FORMATS[name].used(values) for name in names}
+    every = set().union(*used.values())
+    left_out = {name: [column for column in values if column in every - used[name]] for name in names}
+    return ", or ".join(f"data.ignore = {json.dumps(columns)} for {name}" for name, columns in left_out.items())
 
 
 def _shapes(kind: Kind) -> str:

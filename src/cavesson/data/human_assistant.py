@@ -27,10 +27,11 @@ def holds_dialogue(column: str, values: Mapping[str, Any]) -> bool:
 
 def pair(fields: Fields) -> Pair:
     """Read `chosen` and `rejected`, which continue `prompt` if the row has one."""
+    chosen, rejected = (parse(fields.added("prompt") + fields.text(name)) for name in ("chosen", "rejected"))
+    made = paired(fields, *shared(chosen, rejected, fields), fields.margin())
     if not fields.has("prompt"):
         fields.note(GUESSED)
-    chosen, rejected = (parse(fields.added("prompt") + fields.text(name)) for name in ("chosen", "rejected"))
-    return paired(fields, *shared(chosen, rejected, fields), fields.margin())
+    return made
 
 
 def demonstration(fields: Fields) -> Demonstration:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
@@ -33,6 +34,8 @@ def show_lengths(settings: LengthSettings, console: Console) -> None:
     loaded = load(settings.data, kind)
     counts = count_tokens(loaded.train, tokenizer, settings.data)
     *_, limited = counts.values()
+    for line in loaded.usage():
+        console.print(Text(line))
     console.print(f"{len(limited):,} {NAMES[kind]} ({format}), tokens of {settings.tokenizer}", highlight=False)
     console.print(_quantiles(counts))
     console.print(_histogram(limited))

@@ -58,9 +58,10 @@ class PromptSet:
         return tuple(as_json(self._extra(row)) or None for row in range(len(self)))
 
     def _extra(self, row: int) -> dict[str, Any]:
-        recorded = {"prompt": self.texts[row], "ground_truth": self.columns.get("ground_truth", {row: None})[row]}
-        values = ((name, column[row]) for name, column in self.columns.items())
-        return {name: value for name, value in values if value is not None and recorded.get(name) is not value}
+        values = {name: column[row] for name, column in self.columns.items() if name != "ground_truth"}
+        # The column that the prompt was read from, unless it was rendered, is in the record already.
+        recorded = {"prompt": self.texts[row], "text": self.texts[row], **dict.fromkeys(values)}
+        return {name: value for name, value in values.items() if value is not None and recorded[name] != value}
 
     def holding_out(self, held_out: "PromptSet", source: str) -> "PromptSet":
         """Return these prompts with others that are held out.
@@ -209,8 +210,7 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     if taken := sorted(set(ARGUMENTS) & set(names)):
         raise UserError(
-            f"{source}: rewards get another argument called {taken[0]!r}; rename the column with data.columns = "
-            f'{{my_{taken[0]} = "{taken[0]}"}}'
+            f"{source}: rename the column {taken[0]!r} (see data.columns); rewards get another argument of that name"
         )
     asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
     encoder, notes = Encoder(chat), Notes()

@@ -1,11 +1,12 @@
 """What the columns of rows are used for; a column that would be dropped, although other data mean it, is refused."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavesson.data.fields import Fields, is_empty
-from cavesson.data.formats import FORMATS
-from cavesson.data.types import Demonstration, Prompt
+from cavesson.data.formats import FORMATS, named
+from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
 _RESPONSES = ("completion", "response", "answer", "output", "text", "messages", "conversations")
@@ -19,7 +20,8 @@ _WHOLE = ("text", "messages", "conversations")
 """Columns that have the prompt and the response."""
 _ORDER = ("prompt", "response", "prompt and response", "chosen", "rejected", "margin", "label", "tools")
 
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_QUESTIONS = {"prompt", "question", "instruction", "input"}
+_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _OTHER_NAMES = {
     "system_prompt": "system",
     "system_message": "system",
@@ -31,8 +33,8 @@ _OTHER_NAMES = {
 """Names that other programs give to our columns."""
 _VERDICTS = ("labels", "winner", "preference")
 """Columns that say which response is the better one."""
-_SHOWN = {"system", "system_prompt", "system_message", "history", "context", "input", "instruction", "tools"} | {
-    "functions", *_MEDIA
+_SHOWN = _MEDIA | {
+    "system", "system_prompt", "system_message", "history", "context", "input", "instruction", "tools", "functions"
 }  # fmt: skip
 """What a model must be shown, and rewards alone cannot make up for."""
 _MEANT = {
@@ -40,6 +42,11 @@ _MEANT = {
     *(*_OTHER_NAMES, *_MEDIA, *_VERDICTS),
 }
 """Columns that are never dropped without being asked."""
+_MEANT_FOR: dict[type[Any], set[str]] = {
+    Prompt: _SHOWN,
+    Demonstration: _MEANT - {"rejected", "negative"},  # nobody learns these
+    Pair: _MEANT,
+}
 
 
 class Usage:
@@ -76,13 +83,15 @@ class Usage:
         Raises:
             UserError: there is such a column.
         """
-        meant = _SHOWN if self.kind is Prompt else _MEANT
-        own = FORMATS[format].columns
-        for name, value in fields.values.items():
-            if name in fields.used or name not in meant or name in own or is_empty(value):
-                continue
-            if not _is_repeated(value, fields):
-                raise UserError(f"{fields.place}: the column {name!r} would be dropped; {self._way_out(name)}")
+        meant = _MEANT_FOR[self.kind] - set(named(format).columns) - fields.used
+        dropped = [name for name in fields.values if name in meant and not _is_said(name, fields)]
+        mapped = next((name for name in dropped if name in self.names), None)
+        if mapped is not None:
+            raise UserError(
+                f"{fields.place}: data.columns maps {mapped!r}, which {format} does not read; remove it there"
+            )
+        if dropped:
+            raise UserError(f"{fields.place}: {_quoted(dropped)} would be dropped; {self._way_out(dropped)}")
 
     def line(self) -> str:
         """Return e.g. `prompt ← question, system; to the rewards: answer; not used: source`, or "" before any row."""
@@ -102,24 +111,30 @@ class Usage:
             return "prompt and response"
         return _ROLES.get(name, "prompt")
 
-    def _way_out(self, name: str) -> str:
-        ignored = f'data.ignore = ["{name}"]'
-        if name in _MEDIA:
+    def _way_out(self, dropped: Sequence[str]) -> str:
+        """Return the settings that would use columns, where there are any, and the one that leaves them out."""
+        ignored = f"data.ignore = {json.dumps(dropped)}"
+        if set(dropped) & _MEDIA:
             return f"Cavesson trains on text only; to train on the text alone, set {ignored}"
-        ours = _OTHER_NAMES.get(name) or next(self._same_role(name), None)
-        use = f'use it with data.columns = {{{ours} = "{name}"}}, or ' if ours else ""
-        return f"{use}leave it out on purpose with {ignored}"
+        uses = {ours: name for name in dropped if (ours := _OTHER_NAMES.get(name) or self._same_role(name))}
+        use = ", ".join(f'{ours} = "{name}"' for ours, name in uses.items())
+        return f"{f'use it with data.columns = {{{use}}}, or ' if use else ''}leave it out on purpose with {ignored}"
 
-    def _same_role(self, name: str) -> Iterator[str]:
-        """Yield the columns whose place a column could take."""
-        if name not in ("system", "history", "tools", "context", "label", *_VERDICTS, *_WHOLE):
-            yield from (other for other in self._used.get(self._role(name), {}) if other not in _WHOLE)
+    def _same_role(self, name: str) -> str | None:
+        """Return the column whose place a column could take."""
+        if name in _WHOLE or name not in _QUESTIONS | _ROLES.keys():
+            return None
+        return next((other for other in self._used.get(self._role(name), {}) if other not in _WHOLE), None)
 
 
-def _is_repeated(value: Any, fields: Fields) -> bool:
-    """Return whether a value is also in a column that was read, whole or as the content of a message."""
-    read = [fields.values.get(name) for name in fields.used]
+def _is_said(name: str, fields: Fields) -> bool:
+    """Return whether a column says nothing, or nothing that a column does not say that was read."""
+    value, read = fields.values[name], [fields.values.get(name) for name in fields.used]
+    if is_empty(value) or value in read:
+        return True
     messages = (message for one in read if isinstance(one, list) for message in one if isinstance(message, dict))
-    return value in read or (
-        isinstance(value, str) and any(value in (one.get("content"), one.get("value")) for one in messages)
-    )
+    return isinstance(value, str) and any(value in (one.get("content"), one.get("value")) for one in messages)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return f"the column{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"

@@ -85,10 +85,12 @@ def _given(function: RewardFunction, name: str, columns: Mapping[str, Any]) -> M
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return columns
-    parameters = signature.parameters.values()
+    parameters = [*signature.parameters.values()]
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    named = {one.name for one in [*parameters][2:]} | {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    given = columns if takes_all else {key: value for key, value in columns.items() if key in named}
+    # The data may have a column called prompt or response, as the first two parameters may be.
+    taken = {one.name for one in parameters[:2] if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    named = {one.name for one in parameters} - taken
+    given = {key: value for key, value in columns.items() if key not in taken and (takes_all or key in named)}
     problem = next(_problems(signature, given), None)
     if problem is None:
         return given

@@ -26,7 +26,7 @@ from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
-from cavesson.tools.generate import Response, load_policy, responses
+from cavesson.tools.generate import Response, load_policy, responses, told
 from cavesson.tools.score import check_scorers, estimate, score_responses, shown
 from cavesson.tools.settings import CompareSettings
 
@@ -100,6 +100,7 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
     starts = [StartSettings(path=model, gguf_file=settings.gguf_file) for model in models]
     sets = [load_prompts(settings.data, load_start_tokenizer(start)) for start in starts]
+    told(sets[0])
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")

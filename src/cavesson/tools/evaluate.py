@@ -10,7 +10,7 @@ from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
-from cavesson.tools.generate import load_policy, responses
+from cavesson.tools.generate import load_policy, responses, told
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimate, score_responses, shown
 from cavesson.tools.settings import EvaluateSettings
@@ -50,7 +50,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     if settings.out is not None:
         check_new(settings.out)
     policy, tokenizer = load_policy(model, settings)
-    prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
+    prompts = told(load_prompts(settings.data, tokenizer)) if settings.data.path or settings.data.mix else None
     if prompts is not None:
         check_scorers(settings, settings.device, prompts)
     likelihood = None

@@ -13,7 +13,7 @@ from cavesson.data.chat import Chat
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.data.settings import PromptSettings
 from cavesson.data.view import has_conversations
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
 from cavesson.processes import Processes
@@ -22,6 +22,7 @@ from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
+from cavesson.text.visible import visible
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
 
@@ -96,6 +97,13 @@ def responses(
             prompt, response = rollouts.prompt[n], rollouts.response[n]
             messages = prompts.messages[chosen[group]] if prompts.messages else None
             yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns, messages)
+
+
+def told(prompts: PromptSet) -> PromptSet:
+    """Print what the columns of prompts are used for and what was skipped, and return the prompts."""
+    for line in (*prompts.usage, *prompts.notes):
+        print_error(visible(line))
+    return prompts
 
 
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
@@ -179,4 +187,4 @@ def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> 
         raise UserError('give either --prompt "…" or --data.path FILE')
     if given:
         return tokenize(given, tokenizer, settings.data.max_prompt_tokens, chat=Chat.of(settings.data, tokenizer))
-    return load_prompts(settings.data, tokenizer)
+    return told(load_prompts(settings.data, tokenizer))

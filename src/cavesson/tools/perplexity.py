@@ -13,9 +13,10 @@ from cavesson.data.encode import Asked, Encoder, asked_of
 from cavesson.data.load import load
 from cavesson.data.prompts import padded_prompts
 from cavesson.data.types import Demonstration
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
+from cavesson.text.visible import visible
 from cavesson.tools.settings import HeldOutTextSettings
 
 _LONGEST_WINDOW = 1024
@@ -55,7 +56,10 @@ class Window:
 
 def read_documents(settings: HeldOutTextSettings, chat: Chat) -> list[Document]:
     """Read and tokenize the rows. In plain text every token counts; in prompts with responses, the learned tokens."""
-    rows = load(settings, Demonstration).train
+    loaded = load(settings, Demonstration)
+    rows = loaded.train
+    for line in (*loaded.usage(), *loaded.notes()):
+        print_error(visible(line))
     encoder = Encoder(chat)
     plain = [row.prompt == "" for row in rows]
     asked = [asked_of(row, f"{settings.path}: row {n}") for n, row in enumerate(rows, start=1)]

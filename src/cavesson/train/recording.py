@@ -68,8 +68,8 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     versions = rollouts["sampler_version"]
     rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
     inside = rollouts["prompt_mask"].bool()
-    prompts = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
-    rows["prompt_ids"] = [list(islice(prompts, size)) for size in inside.sum(1).tolist()]
+    asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
+    rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]
     tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
     tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
     if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
