@@ -161,11 +161,14 @@ class BoardProcess:
             assert self.process.stdout is not None
             self.address = self.process.stdout.readline().split()[-1].rstrip("/")
             self.port = urlsplit(self.address).port
-            wait_for(lambda: all(run["indexed"] == 1 and run["steps"] for run in self.json("api/runs")))
+            wait_for(self.is_ready)
         except BaseException:
             self.process.kill()
             raise
         return self
+
+    def is_ready(self) -> bool:
+        return all(run["indexed"] == 1 and run["steps"] for run in self.json("api/runs"))
 
     def json(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.address}/{path}", timeout=10) as answer:

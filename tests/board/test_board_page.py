@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cavesson.board.page import VIEWS
 from cavesson.record.derived import DERIVED
 from cavesson.text.spreadsheet import cell
 
@@ -115,6 +116,11 @@ def test_the_lock_file_names_contents_and_no_hosts():
     installed = {name: package for name, package in packages.items() if name}
     assert all(package["integrity"].startswith("sha512-") for package in installed.values())
     assert not any("resolved" in package for package in installed.values())
+
+
+def test_the_server_knows_the_views_of_the_page():
+    declared = re.search(r"VIEWS = \[(.*?)\]", (WEB / "src" / "state" / "address.ts").read_text("utf-8"))
+    assert declared and tuple(json.loads(f"[{declared[1]}]")) == VIEWS
 
 
 def test_python_and_the_page_quote_the_same_formulas():

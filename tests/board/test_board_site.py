@@ -1,6 +1,7 @@
 """The page is answered before the runs are open; requests for data wait for them."""
 
 import asyncio
+import json
 from concurrent.futures import Future
 from threading import Event
 
@@ -9,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from cavesson.board import site
+from cavesson.board.page import VIEWS
 from cavesson.board.site import Site
 
 
@@ -96,12 +98,18 @@ def test_only_a_whole_answer_without_an_error_is_kept(static):
     assert asyncio.run(visit(in_parts)) == [("/api/runs", "", b"the runs")]
 
 
-def test_every_address_that_is_no_file_is_a_view_of_the_page(static):
+def test_the_page_has_its_files_and_views_and_nothing_else(static):
     app = Site(Future())
     kinds = {"/board.js": "text/javascript", "/board.css": "text/css", "/icon.svg": "image/svg+xml"}
-    for path, kind in (kinds | dict.fromkeys(["/tokens", "/a/b", "/api", "/../x"], "text/html")).items():
+    for path, kind in (kinds | dict.fromkeys(["/", *(f"/{view}" for view in VIEWS)], "text/html")).items():
         status, found, _ = asyncio.run(answered(app, path))
         assert status == 200 and found.startswith(kind), path
+    for path, kind in {"/nonsense": "text/html", "/a/b": "application/json", "/api": "application/json"}.items():
+        status, found, body = asyncio.run(answered(app, path))
+        assert status == 404 and found.startswith(kind), path
+        assert kind == "text/html" or json.loads(body) == {"error": f"there is no page {path}"}
+    for path in ("/../x", "/board.js/x", "/favicon.ico", "/tokens/"):
+        assert asyncio.run(answered(app, path))[0] == 404, path
     assert asyncio.run(answered(app, "/", "POST"))[0] == 405
 
 

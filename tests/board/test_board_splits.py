@@ -206,6 +206,54 @@ def test_what_is_exported_is_of_one_split_or_of_both(records: Records) -> None:
     assert set(pq.read_table(io.BytesIO(file))["split"].to_pylist()) == {"eval"}
 
 
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ('split == "eval"', ["eval"]),
+        ('"eval" == split and reward > -1e9', ["eval"]),
+        ('split in ["eval"]', ["eval"]),
+        ('not (split == "eval")', ["train"]),
+        ('split != "eval" or reward < -1e9', ["train"]),
+        ("split is None", ["train"]),
+        ('split == "eval" or step >= 0', ["train", "eval"]),
+    ],
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_filter_on_the_split_chooses_it(records: Records, condition: str, kept: list[str], split: str) -> None:
+    def keys(client: TestClient) -> set[tuple[int, int]]:
+        got = get(client, "runs/0/rows", limit=500)["rows"]
+        return {(line["step"], line["sample"]) for line in got}
+
+    wanted = set[tuple[int, int]]().union(*(keys(records.alone[one]) for one in kept))
+    if condition == "split is None":
+        wanted = {(step, sample) for step, sample in wanted if sample == 0}
+    if "!=" in condition:  # which a missing value never is
+        wanted = {(step, sample) for step, sample in wanted if sample != 0}
+    asked = {"filter": condition, "split": split}
+    got = get(records.both, "runs/0/rows", limit=500, **asked)
+    assert {(line["step"], line["sample"]) for line in got["rows"]} == wanted and got["total"] == len(wanted)
+    text = records.both.get("/api/runs/0/export", params=asked).text
+    assert {(int(line["step"]), int(line["sample"])) for line in csv.DictReader(io.StringIO(text))} == wanted
+    histogram = get(records.both, "runs/0/histogram", column="step", **asked)
+    assert sum(histogram["counts"]) == len(wanted)
+    found = ask(records.both, q="a", **asked)
+    assert sum(get(records.both, "runs/0/hits", q="a", **asked)["hits"]) == found["total"] > 0
+
+
+def test_an_empty_answer_says_what_was_left_out(records: Records) -> None:
+    sample = {"train": f"sample < {FIRST}", "eval": f"sample >= {FIRST}"}
+    for split, other in (SPLITS, SPLITS[::-1]):
+        wanted = get(records.alone[other], "runs/0/rows")["total"]
+        got = get(records.both, "runs/0/rows", split=split, filter=sample[other])
+        assert (got["total"], got["left_out"]) == (0, wanted)
+        assert get(records.both, "runs/0/rows", split=split)["left_out"] == 0, "it is not empty"
+        chosen = f'split == "{split}" and {sample[other]}'
+        assert get(records.both, "runs/0/rows", filter=chosen)["left_out"] == 0, "nobody left anything out"
+    # Held-out prompts are answered at every third step.
+    assert get(records.both, "runs/0/groups", step=4, split="eval")["left_out"] == TRAINED
+    assert get(records.both, "runs/0/groups", step=6, split="eval")["left_out"] == 0
+
+
 def test_a_run_says_how_many_of_each_it_has(records: Records) -> None:
     (run,) = get(records.both, "runs")
     for split, name in (("train", "rollouts"), ("eval", "held_out")):
@@ -218,12 +266,14 @@ def test_a_run_says_how_many_of_each_it_has(records: Records) -> None:
 def test_a_run_without_held_out_responses_has_none_to_show(records: Records) -> None:
     client = records.alone["train"]
     assert get(client, "runs/0/rows", split="eval")["total"] == 0
-    assert get(client, "runs/0/groups", step=6, split="eval") == {"total": 0, "groups": []}
-    assert get(client, "runs/0/patterns", split="eval") == {"steps": [], "total": 0, "patterns": [], "indexed": 1}
+    none = {"total": 0, "partial": None}
+    assert get(client, "runs/0/groups", step=6, split="eval") == none | {"groups": [], "left_out": TRAINED}
+    patterns = get(client, "runs/0/patterns", split="eval")
+    assert patterns == none | {"steps": [], "patterns": [], "left_out": STEPS * TRAINED}
     assert get(client, "runs/0/ridge", split="eval", bins=4)["counts"] == []
     assert get(client, "compare", runs="0,0@0-5", split="eval")["total"] == 0
     assert get(client, "runs/0/never-beats", split="eval")["total"] == 0
-    assert get(client, "runs/0/similar/6/1", split="eval") == {"rows": []}
+    assert get(client, "runs/0/similar/6/1", split="eval")["rows"] == []
     assert sum(get(client, "runs/0/histogram", split="eval")["counts"]) == 0
     refused = client.get("/api/runs/0/heat", params={"column": "logprob", "split": "eval"})
     assert refused.status_code == 400

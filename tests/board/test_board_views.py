@@ -258,6 +258,31 @@ def test_patterns_by_page_and_by_text(client):
     assert [pattern["text"] for pattern in some["patterns"]] == wanted and some["total"] == len(wanted) > 1
 
 
+def test_among_all_kinds_single_letters_say_nothing_and_signs_are_named_once(tmp_path):
+    """Each page of the list has as many as it says."""
+    folder = new_run(tmp_path / "run")
+    texts = ["# e é i 好 🙂 ой", "plain words here", "# 好 e", "í ọ plain"] * 3
+    record(folder, [0, 1], batch=len(texts), response=texts)
+    client = client_of(board_of(folder))
+    each = {
+        kind: get(client, "runs/0/patterns", kind=kind, limit=1000)["patterns"]
+        for kind in ("word", "ngram", "character")
+    }
+    words = {one["text"] for one in each["word"]}
+    characters = [one["text"] for one in each["character"]]
+    told = {text for text in characters if text not in words and not (text.isalpha() and text != "好")}
+    assert "e" in characters and "好" in {*words, *characters}
+    whole = get(client, "runs/0/patterns", kind="all", limit=1000)
+    shown = [one["text"] for one in whole["patterns"]]
+    assert len(shown) == len(set(shown)) == whole["total"]
+    assert set(shown) == words | told | {one["text"] for one in each["ngram"]}
+    pages = [
+        get(client, "runs/0/patterns", kind="all", offset=offset, limit=7) for offset in range(0, whole["total"], 7)
+    ]
+    assert [one["text"] for page in pages for one in page["patterns"]] == shown
+    assert {len(page["patterns"]) for page in pages[:-1]} == {7}
+
+
 def test_more_like_this(tmp_path):
     folder = new_run(tmp_path / "run")
     texts = [
@@ -278,7 +303,7 @@ def test_more_like_this_of_a_run_that_is_not_indexed_is_nothing_yet(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0])
     board = Board([cavesson.record.open(folder)])
-    assert get(client_of(board), "runs/0/similar/0/0") == {"rows": []}
+    assert get(client_of(board), "runs/0/similar/0/0") == {"rows": [], "partial": {"indexed": 0, "of": 6}}
     builder = Builder(board.runs[0].record, board.runs[0].folder)
     builder.update()
     assert get(client_of(board), "runs/0/similar/0/0") == {"rows": []}, "the numbers are in, the words are not"

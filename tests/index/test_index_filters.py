@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record
 
 from cavesson.errors import UserError
-from cavesson.index.filters import matches
+from cavesson.index.filters import matches, names_in
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +122,30 @@ def test_conditions_joined_by_and_match_as_each_alone(shot, conditions):
     texts = [f"{column} {sign} {number!r}" for column, sign, number in conditions]
     together = matches(" and ".join(texts), shot)
     assert together.tolist() == np.all([matches(text, shot) for text in texts], axis=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("step < 1,000", "step < 1000"),
+        ("1,234,567 > step and step != 2", "1234567 > step and step != 2"),
+        ("(step > −1,000)", "(step > -1000)"),
+        ("abs(step - 1,000) < 1,000.5", "abs(step - 1000) < 1000.5"),
+        ("step in [1,200] or step in (0,300)", "step in [1, 200] or step in (0, 300)"),
+        ("reward > −0.5", "reward > -0.5"),
+    ],
+)
+def test_numbers_may_be_written_as_the_board_shows_them(shot, written, plain):
+    assert matches(written, shot).tolist() == matches(plain, shot).tolist()
+
+
+@pytest.mark.parametrize("wrong", ["step < 1,00", "step < 12,3456", "step < 1,000,", "step < 1,0000"])
+def test_other_commas_are_refused(shot, wrong):
+    with pytest.raises(UserError):
+        matches(wrong, shot)
+
+
+def test_a_filter_says_which_columns_it_mentions():
+    assert names_in('split == "eval" and (reward > 1,000 or not step in [1,200])') == {"split", "reward", "step"}
+    assert names_in('finish_reason == "split"') == {"finish_reason"}
+    assert names_in("split ==") == names_in("") == set()

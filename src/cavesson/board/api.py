@@ -1,7 +1,7 @@
 """The table of all requests that the board handles."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cavesson.board import (
     compare,
@@ -37,28 +37,36 @@ class Endpoint(NamedTuple):
     media: str = "application/json"
     heavy: bool = False
     """Whether it waits for its turn, as it takes much memory and time."""
+    made_from: Literal["numbers", "texts"] | None = None
+    """The part of the index that the answer is made from; ``partial`` of the answer says how complete it was."""
 
 
 ENDPOINTS = (
     Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
     Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
     Endpoint("GET", "/api/runs/{run}/findings", findings.findings, selection.RunQuery),
-    Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery),
-    Endpoint("GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery),
-    Endpoint("GET", "/api/runs/{run}/ridge", distributions.ridge, distributions.RidgeQuery),
-    Endpoint("GET", "/api/runs/{run}/heat", distributions.heat, distributions.HeatQuery),
-    Endpoint("GET", "/api/runs/{run}/rows", rows.rows, rows.RowsQuery),
-    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}", rollout.rollout, rollout.RolloutQuery),
+    Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery, made_from="numbers"),
+    Endpoint(
+        "GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery, made_from="numbers"
+    ),
+    Endpoint("GET", "/api/runs/{run}/ridge", distributions.ridge, distributions.RidgeQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/heat", distributions.heat, distributions.HeatQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/rows", rows.rows, rows.RowsQuery, made_from="numbers"),
+    Endpoint(
+        "GET", "/api/runs/{run}/rollouts/{step}/{sample}", rollout.rollout, rollout.RolloutQuery, made_from="numbers"
+    ),
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/tokens", rollout.tokens, rollout.RolloutQuery, BINARY),
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
-    Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection),
-    Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery),
-    Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery),
-    Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery),
-    Endpoint("GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery),
+    Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery, made_from="texts"),
+    Endpoint(
+        "GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery, made_from="texts"
+    ),
     Endpoint("GET", "/api/runs/{run}/export", export.export, export.ExportQuery, export.ALL_MEDIA),
     Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
-    Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
+    Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery, made_from="numbers"),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
     Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),
     Endpoint("PUT", "/api/runs/{run}/stars/{step}/{sample}", stars_api.put, stars_api.StarQuery),

@@ -38,7 +38,7 @@ class ExportQuery(Selection):
 
     @property
     def splits(self) -> Split | None:
-        return None if self.both else self.split
+        return None if self.both else super().splits
 
 
 def export(board: Board, query: ExportQuery) -> Response:
@@ -48,6 +48,10 @@ def export(board: Board, query: ExportQuery) -> Response:
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
+    if partial := run.partial(texts=bool(query.text)):
+        raise UserError(
+            f"{partial.indexed:,} of {partial.of:,} rollouts are indexed so far; export again when all of them are"
+        )
     found = matching(run, snapshot, query)
     if found.most is not None:
         raise UserError("the search is not finished yet; export again when its number of hits is exact")

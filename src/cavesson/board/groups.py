@@ -13,7 +13,7 @@ from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import CHUNK, Page, SplitQuery, step_of
 from cavesson.index.columns import MISSING, Array
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.splits import Split
+from cavesson.record.splits import OTHER, Split
 
 NAMELESS = np.int64(-(2**63) + 2**31)
 """Numbers from here on stand for prompts that have no group."""
@@ -39,7 +39,7 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     snapshot = run.snapshot()
     rows = step_of(run, snapshot, query.step, query.split).rows
     if not len(rows):
-        return {"total": 0, "groups": []}
+        return {"total": 0, "groups": [], "left_out": len(step_of(run, snapshot, query.step, OTHER[query.split]).rows)}
     names, of = np.unique(group_of(snapshot, rows), return_inverse=True)
     found = _spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
     sort = query.sort.removeprefix("-")
@@ -63,7 +63,7 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
                 "rows": responses,
             }
         )
-    return {"total": len(names), "groups": lines}
+    return {"total": len(names), "groups": lines, "left_out": 0}
 
 
 def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, Any]]:

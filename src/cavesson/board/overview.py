@@ -25,8 +25,9 @@ def summary(run: OpenRun) -> dict[str, Any]:
     """Return the size of a run, its columns, and how much of it is indexed.
 
     ``rollouts`` and ``tokens`` are those that were trained on, and ``held_out`` the number of held-out rollouts.
+    ``partial`` is null once everything is indexed.
     """
-    snapshot = run.snapshot()
+    snapshot, partial = run.snapshot(), run.partial(texts=True)
     return {
         "run": run.number,
         "name": run.name,
@@ -45,6 +46,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
             "parts": [name.removeprefix("part/") for name in snapshot.names if name.startswith("part/")],
         },
         "indexed": run.indexed(),
+        "partial": partial and partial._asdict(),
         "problem": run.problem,
     }
 

@@ -1,6 +1,7 @@
-"""The location of the built page."""
+"""The built page: where it is, and its views."""
 
 from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
+VIEWS = ("overview", "step", "responses", "tokens", "patterns", "compare", "settings")
 NO_PAGE = "the page is not built; build it with: pip install --editable . (or npm run build in src/cavesson/board/web)"

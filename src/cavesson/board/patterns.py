@@ -17,16 +17,17 @@ from cavesson.index.search import Dictionary, dictionary
 from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.words import fold
-from cavesson.record.splits import Split
+from cavesson.record.splits import OTHER, Split
 
 ENDS = 0.1
 """Growth is from this share of the responses, the first, to the same share of the last."""
 NORMAL_95 = 1.959964
+LETTER = r"^[^\P{L}\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]\p{M}*$"
 
 
 class PatternsQuery(SplitQuery, Page):
     kind: Literal["all", "word", "ngram", "character"] = "word"
-    """Kind of pattern."""
+    """Kind of pattern; of all kinds, letters are left out, and characters that are words."""
     sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
     """Sort order, descending."""
     buckets: int = Field(40, ge=2, le=200)
@@ -65,16 +66,19 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
     key = (pieces, query.split, query.buckets)
     table = run.cache.get("patterns", key, lambda: tabled(snapshot, query.split, query.buckets), most=2)
     if table is None:
-        return {"steps": [], "total": 0, "patterns": [], "indexed": run.indexed()}
+        return {"steps": [], "total": 0, "patterns": [], "left_out": snapshot.count(OTHER[query.split])}
     known = dictionary(snapshot.folder, pieces)
     found = _sorted(table, query.sort)
+    if query.kind == "all":
+        telling = run.cache.get("telling", key, lambda: _telling(known, table.feature), most=2)
+        found = found[telling[found]]
     found = found[_wanted(known, table.feature[found], query)]
     page = found[query.offset : query.offset + query.limit]
     return {
         "steps": table.grouping.pairs(),
         "total": len(found),
         "patterns": [_line(table, known, i) for i in page.tolist()],
-        "indexed": run.indexed(),
+        "left_out": 0,
     }
 
 
@@ -84,6 +88,21 @@ def _sorted(table: Table, sort: str) -> Array:
     by = {"growth": growth, "decline": -growth, "lift": table.lift - table.half, "frequency": table.counts.sum(axis=1)}
     order = np.argsort(-by[sort], kind="stable")
     return np.asarray(order[np.isfinite(by[sort][order])])
+
+
+def _telling(known: Dictionary, feature: Array) -> Array:
+    """Return [K] which features tell something beside the others: no letters, nor characters that are also a word.
+
+    Letters of alphabets follow their words.
+    """
+    kinds = known.kinds[feature]
+    characters, words = (np.flatnonzero(kinds == KINDS.index(kind)) for kind in ("character", "word"))
+    texts = known.texts.take(pa.array(feature[characters]))
+    among = known.texts.take(pa.array(feature[words]))
+    twice = pc.is_in(texts, value_set=among.filter(pc.is_in(among, value_set=texts)))
+    telling = np.ones(len(feature), np.bool_)
+    telling[characters] = ~pc.or_(twice, pc.match_substring_regex(texts, LETTER)).to_numpy(zero_copy_only=False)
+    return telling
 
 
 def _wanted(known: Dictionary, feature: Array, query: PatternsQuery) -> Array:

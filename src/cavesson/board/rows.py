@@ -11,6 +11,7 @@ from cavesson.board.selection import Page, Selection, order_of, page_of
 from cavesson.index.columns import CODED, Array
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH as STORED
+from cavesson.record.splits import OTHER
 
 LENGTH = 300
 """Characters of a text that a table shows."""
@@ -32,20 +33,34 @@ class RowsQuery(Selection, Page):
 
 
 def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
-    """Return one page of the selected rollouts."""
+    """Return one page of the selected rollouts; without any, ``left_out`` says how many of the other split match."""
     run = board.run(query.run)
     snapshot = run.snapshot()
+    if not snapshot.rows:
+        most = snapshot.state.recorded
+        empty: dict[str, Any] = {"total": 0, "split": query.splits, "left_out": 0, "offset": 0, "rows": []}
+        return empty | {"at_most": most > 0, "most": most, "stopped": None}
     order = order_of(run, snapshot, query.sort)
     found = matching(run, snapshot, query, order, enough=query.offset + query.limit)
     total, page = page_of(order, found.mask, query.offset, query.limit)
     return {
         "total": total,
+        "split": query.splits,
+        "left_out": 0 if total else _left_out(run, snapshot, query),
         "at_most": found.most is not None,
         "most": total if found.most is None else found.most,
         "stopped": found.stopped,
         "offset": query.offset,
         "rows": lines(run, snapshot, page, query),
     }
+
+
+def _left_out(run: OpenRun, snapshot: Snapshot, query: RowsQuery) -> int:
+    """Return how many rollouts of the other split match; 0 if none is left out."""
+    if query.splits is None:
+        return 0
+    mask = matching(run, snapshot, query.model_copy(update={"split": OTHER[query.splits]})).mask
+    return snapshot.rows if mask is None else int(np.count_nonzero(mask))
 
 
 def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None = None) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +39,14 @@ class NotFoundError(UserError):
 
 class UnreadableError(UserError):
     """A file of the record or of the index is broken, or has just been replaced."""
+
+
+class Partial(NamedTuple):
+    """How far an index that is being built has come."""
+
+    indexed: int
+    of: int
+    """rollouts"""
 
 
 @contextmanager
@@ -155,12 +164,22 @@ class OpenRun:
         """Return a value that changes when the record has grown."""
         return self.snapshot().state.cursor
 
+    def partial(self, texts: bool) -> Partial | None:
+        """Return how much of the record is indexed; None if all of it is.
+
+        Args:
+            texts: Whether the words of the responses must be indexed, too, as a search needs them.
+        """
+        state = self.snapshot().state
+        known, total = state.text_rows if texts else state.rows, max(state.rows, state.recorded)
+        if state.cursor is None and not total and self.record.info:
+            total = self.cache.get("recorded", (), lambda: self.record.rows(["step"]).num_rows, most=1)
+        return Partial(known, total) if known < total else None
+
     def indexed(self) -> float:
         """Return the share of the rollouts that can be searched, from 0 to 1."""
-        state = self.snapshot().state
-        if state.rows:
-            return state.text_rows / state.rows
-        return 0.0 if self.record.segments() else 1.0
+        partial = self.partial(texts=True)
+        return 1.0 if partial is None else partial.indexed / partial.of
 
     def token_columns(self) -> list[str]:
         """Return the token columns that have values for the first tokens of the run."""

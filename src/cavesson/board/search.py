@@ -51,14 +51,23 @@ def matching(
         enough: The number of hits at the top after which the request does not wait for more.
     """
     mask = selected(run, snapshot, query)
+    # What is not indexed yet can match as well.
+    later = max(0, snapshot.state.recorded - snapshot.rows)
     if not query.text:
-        return Matching(mask, None)
+        return Matching(mask, _count(mask, snapshot) + later if later else None)
     key = (query.text, query.regex)
     search = run.cache.latest("search", key, lambda old: _search(old, run, snapshot, *key))
     top = None if order is None else lambda left: first_of(order, both(mask, left), PORTION)
     found, left = search.ask(top, enough)
     known, open_ = both(mask, found), int(np.count_nonzero(both(mask, left)))
-    return Matching(known, open_ + int(np.count_nonzero(known)) if open_ else None, search.stopped if open_ else None)
+    stopped = search.stopped if open_ else None
+    open_ += later + _count(mask, snapshot, first=snapshot.state.text_rows)
+    return Matching(known, open_ + int(np.count_nonzero(known)) if open_ else None, stopped)
+
+
+def _count(mask: Array | None, snapshot: Snapshot, first: int = 0) -> int:
+    """Return how many rows from ``first`` on a mask keeps; None keeps all."""
+    return snapshot.rows - first if mask is None else int(np.count_nonzero(mask[first:]))
 
 
 def _search(old: "Search | None", run: OpenRun, snapshot: Snapshot, text: str, regex: bool) -> "Search":
@@ -201,7 +210,8 @@ def hits(board: Board, query: Selection) -> dict[str, Any]:
     run = board.run(query.run)
     snapshot = run.snapshot()
     if not snapshot.rows:
-        return {"step": [], "rows": [], "hits": [], "at_most": False, "most": 0, "stopped": None}
+        most = snapshot.state.recorded
+        return {"step": [], "rows": [], "hits": [], "at_most": most > 0, "most": most, "stopped": None}
     found = matching(run, snapshot, query)
     everything = selected(run, snapshot, query)
     steps, place = _places(snapshot)

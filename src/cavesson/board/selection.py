@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from cavesson.board.runs import OpenRun
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
-from cavesson.index.filters import matches
+from cavesson.index.filters import matches, names_in
 from cavesson.index.orders import order, places
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
@@ -53,7 +53,7 @@ class Selection(SplitQuery):
     steps: Steps = None
     """First and last step, such as 10-20; all of them if empty."""
     filter: str = Field("", max_length=2_000)
-    """Condition on the columns, such as reward > 2 and length < 100."""
+    """Condition on the columns, such as reward > 2 and length < 100. One on the column split replaces split."""
     q: str = Field("", max_length=1_000)
     """Text that the response contains, ignoring case; or a regular expression."""
     regex: bool = False
@@ -63,8 +63,8 @@ class Selection(SplitQuery):
 
     @property
     def splits(self) -> Split | None:
-        """The split that is selected; None for both."""
-        return self.split
+        """The split that is selected; None for both, from which a filter on the split chooses."""
+        return None if "split" in names_in(self.filter) else self.split
 
     @property
     def text(self) -> str:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from cavesson.board.api import ENDPOINTS, Endpoint
 from cavesson.board.openapi import describe
+from cavesson.board.partial import answered
 from cavesson.board.runs import Board, NotFoundError, UnreadableError
 from cavesson.board.security import MAX_BODY, TOO_LONG, refuse
 from cavesson.board.turns import BusyError, Turns
@@ -78,7 +79,7 @@ def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Requ
             given = _together(given, await _body(request))
         query = endpoint.query.model_validate(given)
         async with queries.turn() if endpoint.heavy else nullcontext():
-            answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
+            answer = await asyncio.get_running_loop().run_in_executor(THREADS, answered, board, endpoint, query)
         release_memory()
         if isinstance(answer, Response):
             return answer

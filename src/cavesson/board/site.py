@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cavesson.board.opening import Opening
-from cavesson.board.page import NO_PAGE, STATIC
+from cavesson.board.page import NO_PAGE, STATIC, VIEWS
 from cavesson.board.security import refuse
+from cavesson.text.visible import visible
 
 FIRST = re.compile(r"/api/runs(/\d+/series)?")
 """What the page asks for first: the runs and their curves."""
@@ -64,11 +65,15 @@ def _keeping(opening: Opening, path: str, query: str, send: Send) -> Send:
 
 
 def _page(path: str, method: str) -> Response:
-    """Return a file of the page, or the page itself for any other path, as each is a view of it."""
+    """Return a file of the page, or the page itself for its views and, with status 404, for a view that it lacks."""
     if method not in ("GET", "HEAD"):
         return refuse("the page is read-only", 405)
     files = {f"/{file.name}": file for file in STATIC.iterdir()} if STATIC.is_dir() else {}
     if "/index.html" not in files:
         return refuse(NO_PAGE, 404)
+    name = path.removeprefix("/")
+    if "/" in name or name == "api":  # from where the page would not find its own files
+        return refuse(f"there is no page {visible(path)}", 404)
     file = files.get(path, files["/index.html"])
-    return Response(file.read_bytes(), media_type=MEDIA.get(file.suffix, "application/octet-stream"))
+    status = 200 if path in files or name in ("", *VIEWS) else 404
+    return Response(file.read_bytes(), status, media_type=MEDIA.get(file.suffix, "application/octet-stream"))

@@ -97,6 +97,8 @@ class Builder:
 
     def _add(self, changes: Changes, first_step: int) -> None:
         had = self._known(first_step)
+        new_rows = max(0, self._recorded(changes, first_step) - len(had))
+        self._commit(self.state.with_(recorded=self.state.rows + new_rows))
         seen = np.zeros(len(had), np.bool_)
         for table in self._batches(changes, first_step):
             codes = {name: list(values) for name, values in self.state.codes.items()}
@@ -116,7 +118,15 @@ class Builder:
             state = self.text.recount(state)
         if state.rows:
             state = add_rollups(self.folder, state, self.run, first_step)
-        self._commit(state.with_(cursor=changes.cursor))
+        self._commit(state.with_(cursor=changes.cursor, recorded=state.rows))
+
+    def _recorded(self, changes: Changes, first_step: int) -> int:
+        """Return the number of rollouts in the record from a step on."""
+        segments = [segment for segment in changes.segments if segment.stop > first_step]
+        steps = [
+            self.run.read(segment, "rows", ["step"]).filter(pc.field("step") >= first_step) for segment in segments
+        ]
+        return sum(table.num_rows for table in steps)
 
     def _known(self, first_step: int) -> Array:
         """Return the key and row number of each live rollout in the index from ``first_step`` on."""

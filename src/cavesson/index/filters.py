@@ -2,6 +2,7 @@
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -29,6 +30,41 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
+def names_in(text: str) -> set[str]:
+    """Return the names of the columns that a filter mentions; none if it cannot be read."""
+    try:
+        tree = ast.parse(_plain(text).strip(), mode="eval")
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        return set()  # which is an error where the filter is used
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+_PIECES = re.compile(
+    r"""(?P<quoted>"[^"]*"|'[^']*')|(?P<open>\bin\s*\(|[\[{(])|(?P<close>[\]})])"""
+    r"""|(?P<number>(?<![\w.])\d{1,3}(?:,\d{3})+(?![\w,]))|(?P<minus>−)"""
+)
+
+
+def _plain(text: str) -> str:
+    """Return a filter with numbers as Python writes them, of numbers as the board shows them, such as −1,234.
+
+    In a list, 1,234 are two numbers.
+    """
+    brackets: list[str] = []
+
+    def plain(found: re.Match[str]) -> str:
+        piece = found[0]
+        if found["open"]:
+            brackets.append(piece)
+        elif found["close"] and brackets:
+            brackets.pop()
+        elif found["number"] and all(bracket == "(" for bracket in brackets):
+            return piece.replace(",", "")
+        return "-" if found["minus"] else piece
+
+    return _PIECES.sub(plain, text)
+
+
 def matches(text: str, snapshot: Snapshot) -> Array:
     """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
@@ -41,7 +77,7 @@ def matches(text: str, snapshot: Snapshot) -> Array:
     if len(text) > LONGEST:
         raise UserError(f"the filter has {len(text)} characters; the limit is {LONGEST}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(_plain(text).strip(), mode="eval").body
         with np.errstate(all="ignore"):
             result = _Evaluation(snapshot).of(tree)
     except SyntaxError as error:

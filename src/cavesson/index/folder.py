@@ -68,6 +68,8 @@ class State:
     run: str
     cursor: str | None = None
     rows: int = 0
+    recorded: int = 0
+    """Rows that the index will have once everything is added that the record had when it was last looked at."""
     dead: int = 0
     columns: dict[str, ColumnFile] = field(default_factory=dict)
     codes: dict[str, list[str]] = field(default_factory=dict)

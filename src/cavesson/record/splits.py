@@ -8,6 +8,8 @@ import pyarrow.compute as pc
 Split = Literal["train", "eval"]
 """Rollouts whose ``split`` is ``eval`` are held out; all others, also those without a split, were trained on."""
 HELD_OUT: Split = "eval"
+OTHER: dict[Split, Split] = {"train": "eval", "eval": "train"}
+"""What is left out where a split is shown."""
 
 
 def is_held_out(splits: pa.ChunkedArray) -> pa.ChunkedArray:

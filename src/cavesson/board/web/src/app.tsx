@@ -11,6 +11,8 @@ import type { RunSummary } from "./api/types";
 import { language, useText } from "./i18n";
 import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
 import { useKeys } from "./state/keys";
+import { whole } from "./maths/format";
+import { parseSides } from "./maths/sides";
 import { theme } from "./state/preferences";
 import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/router";
 import { useStore } from "./state/store";
@@ -43,12 +45,12 @@ export function App() {
 
 function Board() {
   const t = useText();
-  const { view, query } = useRoute();
+  const { view, query, unknown } = useRoute();
   const run = useRun();
   const missing = useMissing(run);
   const error = useStore(boardError);
   const [help, setHelp] = useState(false);
-  const title = `${run.name} · ${t(view)} · Cavesson`;
+  const title = [run.name, ...(unknown === undefined ? [t(view)] : []), "Cavesson"].join(" · ");
   useLayoutEffect(() => void (document.title = visible(title)), [title]);
   const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
   useKeys({
@@ -93,15 +95,21 @@ function Board() {
 /** Why there is nothing to see at an address; null if there is. */
 function useMissing(run: RunSummary): string | null {
   const t = useText();
-  const { view, query } = useRoute();
+  const { view, query, unknown } = useRoute();
+  const all = useStore(runs)!;
   const [asked, step] = [query["run"], query["step"]];
-  if (view === "compare") return null;
+  if (unknown !== undefined) return t("noPage", { page: visible(unknown) });
+  if (view === "compare") {
+    const side = parseSides(query["sides"] ?? "").find((side) => all.every((run) => run.run !== side.run));
+    return side ? t("noRun", { run: side.run }) : null;
+  }
   if (asked !== undefined && Number(asked) !== run.run) return t("noRun", { run: asked });
-  const steps = run.steps;
+  const { steps, partial } = run;
+  const indexing = partial && t("partial", { indexed: whole(partial.indexed), of: whole(partial.of) });
   if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))
-    return t("noStep", { step, first: steps[0], last: steps[1] });
+    return indexing ?? t("noStep", { step, first: steps[0], last: steps[1] });
   if (run.columns.rows.length > 0 || view === "overview" || view === "settings") return null;
-  return t(steps && run.indexed === 1 ? "noRollouts" : "nothingYet");
+  return indexing ?? t(steps ? "noRollouts" : "nothingYet");
 }
 
 function show(view: View): void {

@@ -1,6 +1,7 @@
 /** Asks the server, or the data inside an exported page; keeps answers for a while and remembers those in view. */
 
 import { createStore } from "../state/store";
+import { progressOf } from "./progress";
 import { inSnapshot, snapshotAnswer } from "./snapshot";
 
 export class ApiError extends Error {
@@ -72,7 +73,8 @@ function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> 
     return known;
   }
   answers.set(url, answer);
-  answer.catch(() => answers.delete(url));
+  const forgetIt = (): void => void (answers.get(url) === answer && answers.delete(url));
+  answer.then((given) => progressOf(given) && forgetIt(), forgetIt);
   if (!firstShown && first.push(answer) === 1) queueMicrotask(() => (firstShown = shown(first)));
   if (answers.size > KEPT) answers.delete(answers.keys().next().value!);
   return answer;

@@ -2,6 +2,8 @@
 
 import { useLayoutEffect, useState } from "preact/hooks";
 import { getJson } from "./client";
+import { progressOf } from "./progress";
+import { inSnapshot } from "./snapshot";
 
 export interface Resource<T> {
   data: T | null;
@@ -14,6 +16,9 @@ interface Held<T> {
   data: T | null;
   error: string | null;
 }
+
+/** An answer from an index that is being built is asked for again after this pause. */
+const PARTIAL_MS = 1000;
 
 /**
  * Loads whenever `key` changes; null loads nothing.
@@ -32,13 +37,22 @@ export function useResource<T>(
   useLayoutEffect(() => {
     if (key === null) return;
     let current = true;
-    load(key).then(
-      (data) => current && hold({ key, data, error: null }),
-      (error: unknown) =>
-        current && hold((before) => ({ key, data: before.key === key ? before.data : null, error: messageOf(error) })),
-    );
+    let again: ReturnType<typeof setTimeout> | undefined;
+    const ask = (): void =>
+      void load(key).then(
+        (data) => {
+          if (!current) return;
+          hold({ key, data, error: null });
+          if (progressOf(data) && !inSnapshot) again = setTimeout(ask, PARTIAL_MS);
+        },
+        (error: unknown) =>
+          current &&
+          hold((before) => ({ key, data: before.key === key ? before.data : null, error: messageOf(error) })),
+      );
+    ask();
     return () => {
       current = false;
+      clearTimeout(again);
     };
   }, [key, version]);
   return {

@@ -3,7 +3,8 @@
 import { joinTokens, type Unit } from "../maths/units";
 import { available, type TokenColumns, type TokenMetric } from "../maths/metrics";
 import { address, getBytes, getJson } from "./client";
-import type { RolloutKey, Rollout, TokenColumn, TokenTexts } from "./types";
+import { progressOf } from "./progress";
+import type { Progress, RolloutKey, Rollout, TokenColumn, TokenTexts } from "./types";
 
 export interface Tokens {
   rollout: Rollout;
@@ -13,6 +14,8 @@ export interface Tokens {
   unitOf: Int32Array;
   columns: TokenColumns;
   metrics: TokenMetric[];
+  /** of the index, which names the rollouts beside it */
+  partial: Progress | null;
 }
 
 /** Whether training learned from a token, and did not only read it, such as a tool's output. */
@@ -35,7 +38,15 @@ export async function loadTokens(path: string): Promise<Tokens> {
   const units = joinTokens(texts.texts, texts.bytes);
   const unitOf = new Int32Array(texts.texts.length);
   units.forEach((unit, i) => unitOf.fill(i, unit.first, unit.first + unit.count));
-  return { rollout, count, units, unitOf, columns, metrics: available(Object.keys(columns)) };
+  return {
+    rollout,
+    count,
+    units,
+    unitOf,
+    columns,
+    metrics: available(Object.keys(columns)),
+    partial: progressOf(rollout),
+  };
 }
 
 const VIEWS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };

@@ -3,6 +3,12 @@
 export type Maybe = number | null;
 export type Steps = [first: number, last: number];
 
+/** So many rollouts are indexed, of those that the record has; null where a type has it once all are. */
+export interface Progress {
+  indexed: number;
+  of: number;
+}
+
 export interface RunSummary {
   run: number;
   name: string;
@@ -17,6 +23,7 @@ export interface RunSummary {
   tokens: number | null;
   live: boolean;
   indexed: number;
+  partial: Progress | null;
   /** why the index does not grow; null if it does */
   problem: string | null;
   columns: RunColumns;
@@ -99,6 +106,11 @@ export interface Rows {
   most?: number;
   /** why the rest is not looked at */
   stopped?: string | null;
+  partial?: Progress | null;
+  /** how many of the other split match where none of this one does */
+  left_out?: number;
+  /** null where the filter chooses it */
+  split?: string | null;
   offset: number;
   rows: Row[];
 }
@@ -194,7 +206,8 @@ export interface Patterns {
   patterns: Pattern[];
   /** how many there are, those of other pages included */
   total: number;
-  indexed?: number;
+  left_out?: number;
+  partial?: Progress | null;
 }
 
 /** What one side answered to a prompt. */

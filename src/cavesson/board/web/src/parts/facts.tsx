@@ -1,7 +1,7 @@
 /** The numbers of a rollout. */
 
 import type { Rollout } from "../api/types";
-import { number, whole } from "../maths/format";
+import { number } from "../maths/format";
 import { visible } from "../maths/text";
 
 /** Shown elsewhere or no fact about the rollout. */
@@ -53,5 +53,5 @@ export function FactList({ facts }: { facts: [name: string, value: string][] }) 
 
 function shown(name: string, value: unknown): string {
   if (typeof value !== "number") return visible(String(value));
-  return name === "group" || name === "policy_version" ? whole(value) : number(value);
+  return name === "group" || name === "policy_version" ? String(value) : number(value);
 }

@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Group } from "../api/types";
+import type { Group, Progress } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
@@ -13,6 +13,7 @@ import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
 import { Problem } from "./failure";
 import { Pages } from "./pages";
+import { LeftOut, Partial } from "./partial";
 import { openTokens } from "./rollout-line";
 import { Segments } from "./segments";
 
@@ -21,6 +22,8 @@ const ORDERS = ["-sd", "sd", "-mean", "mean"] as const;
 
 interface Answer {
   total: number;
+  left_out?: number;
+  partial?: Progress | null;
   groups: Group[];
 }
 
@@ -36,6 +39,13 @@ export function Groups({ step }: { step: number }) {
   // Drawn anew only with another answer. Groups have no keys: their elements take the next step's texts.
   const shown = useMemo(() => data?.groups.map((group) => <OneGroup run={run.run} group={group} />), [data]);
   if (error) return <Problem text={error} />;
+  if (data?.total === 0)
+    return (
+      <>
+        <Partial of={data.partial} />
+        <LeftOut count={data.left_out ?? 0} split={splitOf(query)} />
+      </>
+    );
   if (!data || (!siblings && offset === 0)) return null;
   const names = { "-sd": t("mostSpread"), sd: t("leastSpread"), "-mean": t("highestMean"), mean: t("lowestMean") };
   const flat = data.groups.filter((group) => group.zero_variance).length;
@@ -54,6 +64,7 @@ export function Groups({ step }: { step: number }) {
           onChoose={(key) => patchRoute({ groups: key, from: undefined }, true)}
         />
       </div>
+      <Partial of={data.partial} />
       {shown}
       <Pages name="from" offset={offset} size={PAGE} total={data.total} />
     </section>

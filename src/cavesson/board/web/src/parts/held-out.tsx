@@ -6,8 +6,14 @@ import { whole } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
 import type { Split } from "../state/selection";
 
-/** @param props.count held-out responses of what is shown; without any, there is nothing to switch */
-export function HeldOutSwitch({ count }: { count: number }) {
+interface SwitchProps {
+  /** held-out responses of what is shown; without any, there is nothing to switch */
+  count: number;
+  /** whether the filter chooses the split instead */
+  filtered?: boolean;
+}
+
+export function HeldOutSwitch({ count, filtered = false }: SwitchProps) {
   const t = useText();
   const on = useRoute().query["held_out"] === "1";
   if (count === 0 && !on) return null;
@@ -17,9 +23,10 @@ export function HeldOutSwitch({ count }: { count: number }) {
   return (
     <button
       type="button"
-      class={on ? "on" : ""}
-      aria-pressed={on}
-      title={t("heldOutHint", { count: whole(count) })}
+      class={on && !filtered ? "on" : ""}
+      aria-pressed={on && !filtered}
+      disabled={filtered}
+      title={filtered ? t("splitFiltered") : t("heldOutHint", { count: whole(count) })}
       onClick={turn}
     >
       {t("heldOut")}

@@ -69,6 +69,9 @@ export function NeverBeats() {
           </tbody>
         </table>
       )}
+      {data.total > data.prompts.length && (
+        <p class="muted">{t("shownOf", { shown: whole(data.prompts.length), total: whole(data.total) })}</p>
+      )}
       {data.total > limit && limit < MOST && (
         <button type="button" onClick={() => setLimit(Math.min(limit * 2, MOST))}>
           {t("more")}

@@ -20,7 +20,7 @@ export function Pages({ name, offset, size, total }: Props) {
         ‹
       </button>
       <span>
-        {offset + 1}–{Math.min(total, offset + size)} / {whole(total)}
+        {offset < total ? `${whole(offset + 1)}–${whole(Math.min(total, offset + size))}` : "–"} / {whole(total)}
       </span>
       <button type="button" disabled={offset + size >= total} onClick={() => turn(offset + size)}>
         ›

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
 import { rolloutAddress } from "../api/tokens";
-import type { RolloutKey, Rollout, Row } from "../api/types";
+import type { Progress, RolloutKey, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
@@ -13,6 +13,7 @@ import { Facts } from "./facts";
 import { Problem } from "./failure";
 import { Note } from "./note";
 import { openTokens, RolloutLine } from "./rollout-line";
+import { Partial } from "./partial";
 import { PromptText } from "./prompt";
 import { Switch } from "./segments";
 import { Siblings } from "./siblings";
@@ -112,7 +113,7 @@ function Similar({ run, place }: { run: number; place: Rollout }) {
   const [open, setOpen] = useState(false);
   const asked = { split: place.split === "eval" ? place.split : undefined, limit: 12 };
   const url = open ? address(`runs/${run}/similar/${place.step}/${place.sample}`, asked) : null;
-  const { data, error } = useResource<{ rows: (Row & { shared: number })[] }>(url);
+  const { data, error } = useResource<{ rows: (Row & { shared: number })[]; partial?: Progress | null }>(url);
   return (
     <>
       <h3>
@@ -121,7 +122,8 @@ function Similar({ run, place }: { run: number; place: Rollout }) {
         </button>
       </h3>
       <Problem text={error} />
-      {data?.rows.length === 0 && <p class="muted">{t("nothingSimilar")}</p>}
+      <Partial of={data?.partial} />
+      {data?.rows.length === 0 && !data.partial && <p class="muted">{t("nothingSimilar")}</p>}
       {data?.rows.map((row) => (
         <div class="shared" key={row.row}>
           <span class="muted number" title={t("sharedHint")}>

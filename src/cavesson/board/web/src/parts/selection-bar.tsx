@@ -43,7 +43,7 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
       />
       <Scope step={step} />
       <Switch name="starred" label="★" title={t("onlyStars")} />
-      <HeldOutSwitch count={run.held_out} />
+      <HeldOutSwitch count={run.held_out} filtered={pages.split === null} />
       <ColumnMenu run={run} names={names} />
       <span class="space" />
       {fresh > 0 && (

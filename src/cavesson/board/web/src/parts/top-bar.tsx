@@ -23,7 +23,7 @@ interface Props {
 
 export function TopBar({ onHelp, onPoint }: Props) {
   const t = useText();
-  const { view } = useRoute();
+  const { view, unknown } = useRoute();
   const run = useRun();
   return (
     <header class="top">
@@ -34,7 +34,7 @@ export function TopBar({ onHelp, onPoint }: Props) {
       <RunChoice />
       <nav class="tabs">
         {VIEWS.map((name) => (
-          <Link key={name} to={tabRoute(name)} current={name === view} onPoint={onPoint}>
+          <Link key={name} to={tabRoute(name)} current={name === view && unknown === undefined} onPoint={onPoint}>
             {t(name)}
           </Link>
         ))}
@@ -113,7 +113,11 @@ function Status() {
       <span class="long">{run.algorithm?.toUpperCase()}</span>
       <span>{t("rolloutCount", { count: whole(run.rollouts) })}</span>
       {run.held_out > 0 && <span class="long">{t("heldOutCount", { count: whole(run.held_out) })}</span>}
-      {run.indexed < 1 && <span class="warning">{t("indexing", { share: Math.floor(run.indexed * 100) })}</span>}
+      {run.partial && (
+        <span class="warning" title={t("partial", { indexed: whole(run.partial.indexed), of: whole(run.partial.of) })}>
+          {t("indexing", { share: Math.floor(run.indexed * 100) })}
+        </span>
+      )}
     </span>
   );
 }

@@ -3,7 +3,8 @@
 import { useLayoutEffect, useMemo } from "preact/hooks";
 import { forgetMatching, getJson, painted } from "../api/client";
 import { messageOf } from "../api/resource";
-import type { Row, Rows } from "../api/types";
+import { inSnapshot } from "../api/snapshot";
+import type { Progress, Row, Rows } from "../api/types";
 import { PAGE, rowsAddress, type Selection } from "./selection";
 import { createStore, useStore } from "./store";
 
@@ -15,6 +16,12 @@ export interface RowPages {
   most: number;
   /** why the server does not verify the rest */
   stopped: string | null;
+  /** how far the index is, while it is being built */
+  partial: Progress | null;
+  /** how many of the other split match where none of this one does */
+  leftOut: number;
+  /** null where the filter chooses it */
+  split: string | null;
   loading: boolean;
   error: string | null;
   row: (index: number) => Row | undefined;
@@ -29,6 +36,9 @@ interface Held {
   total: number;
   most: number;
   stopped: string | null;
+  partial: Progress | null;
+  leftOut: number;
+  split: string | null;
   error: string | null;
   pages: Map<number, Row[]>;
 }
@@ -49,13 +59,16 @@ export function useRowPages(run: number, rows: Selection, version: number): RowP
   const held = useStore(loader.held);
   useLayoutEffect(() => loader.select(key, shown, (page) => rowsAddress(run, rows, page * PAGE)), [key]);
   useLayoutEffect(() => () => loader.stop(), []);
-  const { total, most, stopped, pages } = held;
+  const { total, most, stopped, partial, leftOut, split, pages } = held;
   const current = held.key === key;
   return {
     shown: held.shown,
     total,
     most,
     stopped,
+    partial,
+    leftOut,
+    split,
     loading: !current,
     error: current ? held.error : null,
     row: (index) => pages.get(Math.floor(index / PAGE))?.[index % PAGE],
@@ -71,6 +84,9 @@ class RowLoader {
     total: 0,
     most: 0,
     stopped: null,
+    partial: null,
+    leftOut: 0,
+    split: "train",
     error: null,
     pages: new Map(),
   });
@@ -163,11 +179,11 @@ class RowLoader {
     return found;
   }
 
-  /** Asks for the pages in view again while the server still verifies hits, which move the rows after them. */
+  /** Asks for the pages in view again while the server verifies hits or indexes rollouts, which move the others. */
   private verify(): void {
     clearTimeout(this.again);
-    const { most, total, stopped } = this.held.get();
-    if (most <= total || stopped) return;
+    const { most, total, stopped, partial } = this.held.get();
+    if ((most <= total && !partial) || stopped || inSnapshot) return;
     this.again = setTimeout(() => {
       if (this.busy) return this.verify();
       const asked = new Set([...this.held.get().pages.keys()].map((page) => this.url(page)));
@@ -191,7 +207,7 @@ function taken(
   held: Held,
   of: Pick<Held, "key" | "shown">,
   page: number,
-  { total, most = total, stopped = null, rows }: Rows,
+  { total, most = total, stopped = null, partial = null, left_out: leftOut = 0, split = "train", rows }: Rows,
   anew: boolean,
 ): Held {
   // A page that was not full may be by now, as more hits have been verified.
@@ -199,5 +215,5 @@ function taken(
   const pages = new Map(kept);
   pages.set(page, rows);
   if (pages.size > KEPT) pages.delete(pages.keys().next().value!);
-  return { ...of, total, most, stopped, error: null, pages };
+  return { ...of, total, most, stopped, partial, leftOut, split, error: null, pages };
 }

@@ -28,9 +28,10 @@ export function selection(query: Query, step: number): Selection {
   return { split: splitOf(query), sort, steps, filter, q, regex: q ? regex : undefined, starred };
 }
 
-/** "12" and "3-40" as the server wants them; anything else is null. */
+/** "12", "3-40" and "1,200–1,300" as the server wants them; anything else is null. */
 export function parseSteps(text: string): string | null {
-  const found = /^\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?$/.exec(text);
+  const plain = text.replace(/\b\d{1,3}(,\d{3})+\b/g, (number) => number.replaceAll(",", ""));
+  const found = /^\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?$/.exec(plain);
   if (!found) return null;
   const [first, last] = [Number(found[1]), Number(found[2] ?? found[1])];
   return first <= last ? `${first}-${last}` : null;

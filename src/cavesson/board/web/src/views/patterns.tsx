@@ -7,13 +7,14 @@ import { Spark, Whisker } from "../charts/spark";
 import { SpreadChart } from "../charts/spread";
 import { useText } from "../i18n";
 import { percent, signed, whole } from "../maths/format";
-import { lines, telling } from "../maths/patterns";
+import { lines } from "../maths/patterns";
 import { visible } from "../maths/text";
 import { Card } from "../parts/card";
 import { Problem } from "../parts/failure";
 import { Field } from "../parts/field";
 import { HeldOutSwitch } from "../parts/held-out";
 import { Pages } from "../parts/pages";
+import { LeftOut, Partial } from "../parts/partial";
 import { SaveTable } from "../parts/save-table";
 import { Segments } from "../parts/segments";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
@@ -38,7 +39,7 @@ export function Patterns() {
   const asked = { split, kind, sort: order, q: query["find"], offset, limit: PAGE };
   const url = address(`runs/${run.run}/patterns`, asked);
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
-  const found = telling(data?.patterns ?? [], kind);
+  const found = data?.patterns ?? [];
   const search = (pattern: Pattern): void =>
     go("responses", { run: String(run.run), q: pattern.text, sort: "-reward", ...showing(split) });
   const drawn = { lines: lines(found, DRAWN), step, onStep: selectStep, onPattern: search };
@@ -46,10 +47,9 @@ export function Patterns() {
     <main class="view">
       <Choice kind={kind} order={order} heldOut={run.held_out} />
       <Problem text={error} />
-      {data && (data.indexed ?? 1) < 1 && (
-        <p class="warning">{t("indexing", { share: Math.floor((data.indexed ?? 0) * 100) })}</p>
-      )}
-      {data && found.length === 0 && (data.indexed ?? 1) === 1 && <p class="empty">{t("noPatterns")}</p>}
+      <Partial of={data?.partial} />
+      {data && found.length === 0 && !data.partial && <p class="empty">{t("noPatterns")}</p>}
+      {data && found.length === 0 && <LeftOut count={data.left_out ?? 0} split={split} />}
       {data && found.length > 0 && (
         <>
           <SpreadChart title={t("spreadTitle")} hint={t("spreadHint")} steps={data.steps} {...drawn} />

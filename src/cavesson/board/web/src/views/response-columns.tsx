@@ -16,7 +16,8 @@ export interface Column {
   cell: (row: Row) => ComponentChildren;
 }
 
-const WHOLE = new Set(["step", "sample", "group", "length", "policy_version", "attempt", "rank", "row"]);
+/** Numbers that name something are written as filters and addresses write them. */
+const NAMES = new Set(["step", "sample", "group", "policy_version", "attempt", "rank", "row"]);
 
 /** What a table shows before anybody chooses, the most wanted first; the rest is a tick away. */
 const WANTED = [
@@ -100,7 +101,8 @@ export function statistic(row: Row, key: string): unknown {
 }
 
 function numeric(key: string, value: unknown): string {
-  return WHOLE.has(key) ? whole(value) : fixed(value, typeof value === "number" && Math.abs(value) >= 100 ? 1 : 3);
+  if (NAMES.has(key)) return typeof value === "number" ? String(value) : "–";
+  return key === "length" ? whole(value) : fixed(value, typeof value === "number" && Math.abs(value) >= 100 ? 1 : 3);
 }
 
 /** No cell shows more characters of a text: what cannot be seen costs the browser as much as what can. */

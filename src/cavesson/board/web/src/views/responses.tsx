@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { lookAhead } from "../ahead";
 import { Problem } from "../parts/failure";
+import { LeftOut, Partial } from "../parts/partial";
 import { RolloutDetail } from "../parts/rollout-detail";
 import { openTokens, tokensRoute } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
@@ -64,6 +65,8 @@ export function Responses() {
     Escape: () => patchRoute({ at: undefined }, true),
   });
   useEffect(() => setIndex(null), [JSON.stringify(rows)]);
+  // A column that is refused may be one that is not indexed yet.
+  useEffect(() => void (pages.error && setSeen(version)), [version]);
   useLayoutEffect(() => list.current?.jump(0), [pages.shown]);
   return (
     <main class="view fills">
@@ -75,6 +78,7 @@ export function Responses() {
         fresh={version - seen}
         onRefresh={() => setSeen(version)}
       />
+      <Partial of={pages.partial} />
       <div class={`split ${place ? "open" : ""}`}>
         <ResponseTable
           run={run}
@@ -160,8 +164,13 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }
       </div>
     );
   if (!pages.loading && pages.total === 0) {
-    const looking = pages.most > 0 && !pages.stopped;
-    return <p class="empty pad">{t(looking ? "looking" : "noRows")}</p>;
+    const looking = pages.partial || (pages.most > 0 && !pages.stopped);
+    return (
+      <div>
+        <p class="empty pad">{t(looking ? "looking" : "noRows")}</p>
+        <LeftOut count={pages.leftOut} split={shown.split} />
+      </div>
+    );
   }
   return (
     <VirtualList

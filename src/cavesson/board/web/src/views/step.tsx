@@ -39,6 +39,7 @@ export function StepView() {
     whole && address(`runs/${run.run}/ridge`, { split, column, bins: 60, buckets: 24 }),
     useVersion(run.run),
   );
+  const missing = series !== null && series.step.length === 0;
   const hasReference = run.columns.rows.includes("ref_reward");
   return (
     <main class="view">
@@ -63,6 +64,7 @@ export function StepView() {
       {splitOf(query) && series && !series.rollups[`eval/${column}`] && (
         <p class="muted">{t("notEvaluated", { step })}</p>
       )}
+      {missing && <p class="empty">{t("emptyStep", { step })}</p>}
       <div class="two step">
         <div class="stack">
           <RewardHistogram column={column} />
