@@ -1,7 +1,7 @@
 """Keep calls of a recorder on disk until they are in a segment, so that a killed process loses none of them.
 
 A call is one frame: the lengths and the checksum of two parts, a JSON object, and the bytes of the arrays in it. A
-frame that a kill has cut off, or that a power failure has damaged, ends the journal.
+frame that a kill has cut off, that a power failure has damaged, or that no recorder has written, ends the journal.
 """
 
 import errno
@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from cavesson.errors import print_error
+from cavesson.errors import UserError, first_line, print_error
 from cavesson.record.storage import Storage
 from cavesson.record.writing import Call, Metrics, Rollouts
 
@@ -96,7 +96,8 @@ def _locked(file: IO[bytes]) -> bool:
 def abandoned(path: Path) -> Iterator[list[Call]]:
     """Yield the calls in the journal of a process that has ended, and remove the journal when the block has succeeded.
 
-    There are none if the process still runs, or if the journal may not be changed.
+    There are none if the process still runs, or if the journal may not be changed. If a part of it is damaged, or the
+    block cannot use it, the journal is kept under another name.
     """
     try:
         file = path.open("r+b")
@@ -108,14 +109,18 @@ def abandoned(path: Path) -> Iterator[list[Call]]:
             yield []
             return
         calls, is_damaged = _read(file)
-        yield calls
-        if is_damaged:
-            kept = path.replace(path.with_name(f"{path.name}.damaged"))
-            print_error(
-                f"cavesson: the end of the journal of {path.parent.parent} is damaged by a power failure; see {kept}"
-            )
-        else:
+        why = "its end is damaged, as by a power failure" if is_damaged else None
+        try:
+            yield calls
+        except (OSError, UserError):
+            raise
+        except Exception as error:  # whatever a frame may have that no recorder would have taken
+            why = f"it does not fit the record ({type(error).__name__}: {first_line(error)})"
+        if why is None:
             path.unlink(missing_ok=True)
+            return
+        kept = path.replace(path.with_name(f"{path.name}.damaged"))
+        print_error(f"cavesson: the journal of {path.parent.parent} was not added as a whole: {why}; see {kept}")
 
 
 def _frame(call: Call) -> bytes:
@@ -143,13 +148,35 @@ def _read(file: IO[bytes]) -> tuple[list[Call], bool]:
         text, body = file.read(size), file.read(more)
         if not size or zlib.crc32(body, zlib.crc32(text)) != checksum:
             return calls, True
-        head, start, arrays = json.loads(text), 0, {}
-        for name, kind, count in head["arrays"]:
-            arrays[name] = np.frombuffer(body, kind, count, start)
-            start += arrays[name].nbytes
-        if "metrics" in head:
-            calls.append(Metrics(head["step"], head["metrics"]))
-        else:
-            texts = {name: np.array(values, np.object_) for name, values in head["texts"].items()}
-            calls.append(Rollouts(head["step"], head["rows"], arrays | texts, head["measured"]))
+        try:
+            calls.append(_call(json.loads(text), body))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            return calls, True
     return calls, False
+
+
+def _call(head: Any, body: bytes) -> Call:
+    """Return the call of a frame.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, OverflowError: a recorder would not have taken it.
+    """
+    start, arrays = 0, dict[str, Any]()
+    for name, kind, count in head["arrays"]:
+        if count < 0 or np.dtype(kind).kind not in "biufU":
+            raise ValueError(f"{name} is not a column")
+        arrays[name] = np.frombuffer(body, kind, count, start)
+        start += arrays[name].nbytes
+    if type(head["step"]) is not int or not 0 <= head["step"] < 2**31:
+        raise ValueError("the step is not a number of the record")
+    if "metrics" in head:
+        return Metrics(head["step"], {name: float(value) for name, value in head["metrics"].items()})
+    tokens = arrays | {name: np.array(values, np.object_) for name, values in head["texts"].items()}
+    rows, lengths = len(head["rows"]["sample"]), {len(column) for column in tokens.values()}
+    for name, limit in (("row", rows), ("position", 2**31)):
+        column = tokens[name]
+        if column.dtype.kind not in "iu" or (len(column) and not 0 <= column.min() <= column.max() < limit):
+            raise ValueError(f"{name} is not the place of a token")
+    if len(lengths) > 1 or any(len(values) != rows for values in head["rows"].values()):
+        raise ValueError("columns differ in length")
+    return Rollouts(head["step"], head["rows"], tokens, bool(head["measured"]))

@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cavesson.errors import UserError
 from cavesson.record.storage import Location, Storage, storage
 from cavesson.text.masking import masked
+
+_LIMITS = (2**15 - 1, 2**31 - 1, 2**15)
+"""Of the numbers of an attempt: what the columns `attempt`, `step` and `rank` can hold."""
 
 
 class Attempt(NamedTuple):
@@ -75,17 +79,26 @@ def remove_run(place: Location) -> None:
 
 
 def attempts(place: Storage) -> list[Attempt]:
-    """Return all attempts, in order."""
+    """Return all attempts, in order.
+
+    Raises:
+        UserError: the file of one of them is damaged.
+    """
     names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]
     return sorted(_attempt(place, f"attempts/{name}") for name in names)
 
 
 def _attempt(place: Storage, name: str) -> Attempt:
+    wrong = UserError(f"{place.path(name)} does not say where an attempt starts: put back a copy of the file")
     try:
         content = json.loads(place.read(name))
-        return Attempt(int(content["attempt"]), int(content["start_step"]), int(content.get("processes", 1)))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{place.path(name)} does not say where an attempt starts") from error
+        found = Attempt(content["attempt"], content["start_step"], content.get("processes", 1))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, IsADirectoryError) as error:
+        raise wrong from error
+    for number, least, limit in zip(found, (0, 0, 1), _LIMITS, strict=True):
+        if type(number) is not int or not least <= number <= limit:
+            raise wrong
+    return found
 
 
 def _write_json(place: Storage, name: str, content: Mapping[str, Any]) -> None:
