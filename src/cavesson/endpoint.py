@@ -152,7 +152,7 @@ def _retry_after(response: httpx.Response) -> float | None:
         return min(float(said), _LONGEST_WAIT)
     try:
         seconds = (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # also a date beyond those that Python knows
         return None
     return min(max(seconds, 0.0), _LONGEST_WAIT)
 

@@ -197,11 +197,25 @@ def test_a_server_is_asked_again_when_it_said(server, as_date):
     assert server.times[1] - server.times[0] > 1.5  # without the header: at most 1.5
 
 
-@pytest.mark.parametrize("after", ["1000", "Fri,%2031%20Dec%209999%2023:59:59%20GMT"])
+@pytest.mark.parametrize("after", ["1000", "9" * 400, "Fri,%2031%20Dec%209999%2023:59:59%20-2359"])
 def test_no_server_makes_a_run_wait_for_longer_than_the_longest_wait(server, monkeypatch, after):
     monkeypatch.setattr(endpoint, "_LONGEST_WAIT", 0.1)
     assert HttpReward(url=f"{server.url}/failing?times=1&status=503&after={after}")(["a"], ["b"]) == [1.0]
     assert 0.1 <= server.times[1] - server.times[0] < 30
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "Mon,%2001%20Jan%200001%2000:00:00%20%2B2359",
+        "Fri,%2031%20Dec%2099999999999999999999%2023:59:59%20GMT",
+        "Fri,%2031%20Dec%202026%2023:59:59%20-99999999999999999999",
+        "soon", "-5", "1e999",
+    ],
+)  # fmt: skip
+def test_a_time_that_is_none_is_no_reason_to_fail(server, after):
+    assert HttpReward(url=f"{server.url}/failing?times=1&status=503&after={after}")(["a"], ["b"]) == [1.0]
+    assert server.times[1] - server.times[0] < 30
 
 
 def test_what_does_not_pass_is_said_after_the_last_attempt(server):

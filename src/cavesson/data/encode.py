@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavesson.data.chat import Chat, Tools
-from cavesson.data.special_tokens import Encoded, Span, Written
+from cavesson.data.special_tokens import Around, Encoded, Span, Written
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
@@ -139,8 +139,8 @@ class Encoder:
 
     @cached_property
     def _adds_end(self) -> bool:
-        ids: list[int] = self.chat.tokenizer("a")["input_ids"]
-        return bool(ids[-1] == self.chat.tokenizer.eos_token_id)
+        end = self.chat.tokenizer.eos_token_id
+        return end is not None and Around.of(self.chat.tokenizer).end[-1:] == (end,)
 
     def _chat_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
         texts = []

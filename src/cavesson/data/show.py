@@ -15,6 +15,7 @@ from cavesson.data.examples import fitted
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
 from cavesson.data.settings import AnyDataSettings, ShowSettings
+from cavesson.data.special_tokens import Around
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.data.view import Recognised, recognised
 from cavesson.errors import UserError
@@ -118,7 +119,7 @@ def _unended(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 def _unopened(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     bos = tokenizer.bos_token_id
-    if bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
+    if bos is not None and Around.of(tokenizer).start[:1] == (bos,) != tuple(shown.ids[:1]):
         yield (
             f"plain texts begin with {tokenizer.bos_token}; this conversation does not, because the chat "
             "template omits it"

@@ -5,7 +5,7 @@ import re
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
@@ -125,6 +125,10 @@ class SpecialTokens:
         return str(cast(Any, self.tokenizer).backend_tokenizer.to_str())
 
 
+_TRIED = 1000
+"""Tokens that are tried as a text of their own; the first ones are often special, or bytes."""
+
+
 class Around(NamedTuple):
     """Special tokens that a tokenizer adds around every text."""
 
@@ -133,9 +137,13 @@ class Around(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Around":
-        ids: list[int] = tokenizer("a")["input_ids"]
+        """Return those of a tokenizer, found around a text that has a token of its own, as not every text does."""
         is_special = set(tokenizer.all_special_ids).__contains__
-        return cls(tuple(takewhile(is_special, ids)), tuple(takewhile(is_special, reversed(ids)))[::-1])
+        texts = chain("a", (str(tokenizer.decode([number])) for number in range(min(len(tokenizer), _TRIED))))
+        for ids in (list[int](tokenizer(text)["input_ids"]) for text in texts):
+            if not all(map(is_special, ids)):
+                return cls(tuple(takewhile(is_special, ids)), tuple(takewhile(is_special, reversed(ids)))[::-1])
+        return cls((), ())
 
     def begins(self, ids: Sequence[int]) -> bool:
         """Return whether the tokens begin with the start tokens that the tokenizer adds to every text."""

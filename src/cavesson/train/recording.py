@@ -10,6 +10,7 @@ from cavesson.data.prompts import PromptSet
 from cavesson.errors import StoppedError, first_line
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
+from cavesson.record.files import replacing
 from cavesson.record.reader import ELSEWHERE
 from cavesson.record.spare import add_spare
 from cavesson.record.storage import reaching, storage
@@ -75,6 +76,31 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
         tokens["sampler_version"] = versions.numpy()
     return rows, tokens
+
+
+class Described(Callback):
+    """Stops a run whose run.json was deleted, and writes that again, because the run could not resume without it."""
+
+    def __init__(self) -> None:
+        self._content = b""
+
+    def on_start(self, trainer: Trainer) -> None:
+        if trainer.learner.processes.is_main:
+            self._content = (trainer.folder / "run.json").read_bytes()
+
+    def on_step(self, trainer: Trainer) -> None:
+        file = trainer.folder / "run.json"
+        # If all of the folder is gone, the recorder says so.
+        is_lost = trainer.learner.processes.is_main and trainer.folder.is_dir() and not file.exists()
+        if not trainer.learner.processes.of_main(is_lost) or trainer.stop is not None:
+            return
+        if is_lost:
+            with replacing(file) as again:
+                again.write(self._content)
+        done = f"stopped after {trainer.next_step} of {trainer.end} steps"
+        trainer.stop = StoppedError(
+            f"{done}: {file} was deleted; it has been written again. The checkpoint is complete"
+        )
 
 
 class Reachable(Callback):

@@ -47,7 +47,7 @@ from cavesson.train.memory import enough_memory, keep_freed_memory, less_memory,
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
-from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
+from cavesson.train.recording import Described, Reachable, begin_record, lost_record, recorder_of
 from cavesson.train.resuming import changes, end_of_fork, notes_on, own_batches, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
@@ -288,11 +288,11 @@ class Training:
     def _callbacks(self) -> list[Callback]:
         """Return what the settings ask for beside training; checkpoints come last, since they save why a run stops."""
         settings, trainer = self.settings, self.trainer
-        reachable = [Reachable()] if settings.record is not None else []
+        places = [Described(), *([Reachable()] if settings.record is not None else [])]
         if not isinstance(trainer, RolloutTrainer) or not isinstance(settings, RolloutRun):
-            return [*reachable, Checkpoints(settings.checkpoint, updates=0)]
+            return [*places, Checkpoints(settings.checkpoint, updates=0)]
         doctor = [Doctor(settings.doctor, trainer.reported)] if settings.doctor.looks else []
-        return [*doctor, *reachable, Checkpoints(settings.checkpoint, settings.checkpoint.updates)]
+        return [*doctor, *places, Checkpoints(settings.checkpoint, settings.checkpoint.updates)]
 
     def _show(self, console: Console) -> None:
         """Print the results of a finished run other than its metrics, and the doctor's findings."""
