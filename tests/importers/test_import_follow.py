@@ -156,11 +156,13 @@ def test_what_is_not_whole_when_nothing_comes_any_more_is_read_as_it_is(tmp_path
 
 
 def test_a_record_is_not_its_own_source(tmp_path):
+    """Not the one that is being written, nor another one in the same folder."""
     (tmp_path / "sub").mkdir()
     pq.write_table(pa.table({"prompt": ["p"], "response": ["r"], "reward": [1.0]}), tmp_path / "sub" / "a.parquet")
-    with pytest.raises(UserError, match=r"and would be read as well: choose a folder elsewhere"):
-        follow_run(tmp_path, tmp_path / "run", until_idle=3)
-    assert [path.name for path in tmp_path.iterdir()] == ["sub"]
+    import_run(tmp_path / "sub" / "a.parquet", tmp_path / "runs" / "old")
+    report = follow_run(tmp_path, tmp_path / "runs" / "new", until_idle=1.2)
+    assert (report.files, report.rollouts) == (1, 1)
+    assert import_run(tmp_path, tmp_path / "runs" / "once").rollouts == 1
 
 
 def test_a_table_that_grows_by_being_written_anew_is_not_followed(tmp_path):

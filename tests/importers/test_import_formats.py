@@ -17,18 +17,19 @@ from cavesson.importers import FORMATS, import_run
 
 
 def test_verl(tmp_path):
-    line = {"input": "1+1?", "output": "2", "gts": "2", "score": 1.0, "acc": True, "format": 0.5, "pred": "2"}
+    line = {"input": "1+1?", "output": "2", "gts": "2", "score": 1.0, "acc": True, "format": 0.5, "pred": "two"}
     lines(tmp_path / "in" / "9.jsonl", line | {"step": 9}, line | {"step": 9, "gts": None})
     lines(tmp_path / "in" / "10.jsonl", line | {"step": 10, "gts": {"answer": 2}})
     report = import_run(tmp_path / "in", tmp_path / "run")
     assert (report.format, report.files, report.rollouts, report.rejected) == ("verl", 2, 3, 0)
     found = rows(tmp_path / "run", "step", "sample", "prompt", "response", "reward", "reward_parts", "ground_truth")
+    parts = {"acc": 1.0, "format": 0.5}
     assert found == [
-        (9, 0, "1+1?", "2", 1.0, {"format": 0.5}, "2"),
-        (9, 1, "1+1?", "2", 1.0, {"format": 0.5}, None),
-        (10, 0, "1+1?", "2", 1.0, {"format": 0.5}, '{"answer": 2}'),
+        (9, 0, "1+1?", "2", 1.0, parts, "2"),
+        (9, 1, "1+1?", "2", 1.0, parts, None),
+        (10, 0, "1+1?", "2", 1.0, parts, '{"answer": 2}'),
     ]
-    assert json.loads(rows(tmp_path / "run", "extra")[0][0]) == {"acc": True, "pred": "2"}
+    assert json.loads(rows(tmp_path / "run", "extra")[0][0]) == {"pred": "two"}
     # One prompt, one group.
     assert len(set(rows(tmp_path / "run", "group"))) == 1
 
@@ -139,7 +140,7 @@ def test_a_reward_may_be_a_number_written_as_text(tmp_path, reward):
     assert json.loads(file.read_text())["reward"] == reward
 
 
-@pytest.mark.parametrize("reward", ["", "high", "0x1p3", "1_0", "٣", "1,5", " 1", "nan", "-", ".", "e5", None, True])
+@pytest.mark.parametrize("reward", ["", "high", "0x1p3", "1_0", "٣", "1,5", " 1", "nan", "-", ".", "e5", None, [], {}])
 def test_what_is_no_number_is_no_reward(tmp_path, reward):
     good = {"input": "a", "output": "b", "score": 1.0, "step": 1}
     lines(tmp_path / "5.jsonl", good, good | {"score": reward})
@@ -149,7 +150,7 @@ def test_what_is_no_number_is_no_reward(tmp_path, reward):
 @pytest.mark.parametrize("step", ["", "-1", "1e3", "1.5", "٣", "99999999999", 1.5, None, True, [5]])
 def test_what_is_no_step_is_none(tmp_path, step):
     good = {"input": "a", "output": "b", "score": 1.0, "step": 1}
-    lines(tmp_path / "5.jsonl", good, good | {"step": step})
+    lines(tmp_path / "in.jsonl", good, good | {"step": step})
     assert import_run(tmp_path, tmp_path / "run").rejected == 1
 
 
@@ -212,7 +213,7 @@ def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
         import_run(tmp_path / "both.jsonl", tmp_path / "run")
     assert import_run(tmp_path / "both.jsonl", tmp_path / "run", "verl").format == "verl"
     lines(tmp_path / "other.jsonl", {"a": 1, "b": 2})
-    with pytest.raises(UserError, match=r"not in a known format \(other.jsonl begins with the keys a, b\)"):
+    with pytest.raises(UserError, match=r"not in a known format: it has the columns a, b\n"):
         import_run(tmp_path / "other.jsonl", tmp_path / "no")
     with pytest.raises(UserError, match="nowhere does not exist"):
         import_run(tmp_path / "nowhere", tmp_path / "no")
@@ -223,17 +224,24 @@ def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "content", "said"),
     [
-        ("rollouts/1.jsonl", "it has no .jsonl or .parquet files; import one of the folders in it: rollouts;"),
-        ("log.jsonl.gz", "it has no .jsonl or .parquet files; unpack log.jsonl.gz, or write it as JSON Lines"),
-        ("readme.txt", "it has no .jsonl or .parquet files;"),
+        ("a/b/1.jsonl", '{"x": 1, "y": 2}\n', "(1 .jsonl file): a/b/1.jsonl has the columns x, y\n"),
+        ("a/b/1.jsonl", "[1]\n", "(1 .jsonl file): 1.jsonl does not begin with a JSON object on one line"),
+        (
+            "a/log.json",
+            "{}",
+            "has no .jsonl, .parquet or .table.json files: it holds 1 .json file\nwrite a/log.json as JSON",
+        ),
+        ("log.tar.gz", "", "it holds 1 .gz file\nunpack log.tar.gz"),
+        ("rollout_1.pt", "", "it holds 1 .pt file\nrollout_1.pt can execute code when it is read"),
+        ("readme.txt", "", "has no .jsonl, .parquet or .table.json files: it holds 1 .txt file"),
     ],
 )
-def test_a_folder_without_logs_says_where_they_may_be(file: str, said: str, tmp_path: Path) -> None:
+def test_what_a_folder_without_rollouts_holds_is_said(file: str, content: str, said: str, tmp_path: Path) -> None:
     source = tmp_path / "logs"
     (source / file).parent.mkdir(parents=True)
-    (source / file).write_text("{}\n")
+    (source / file).write_text(content)
     with pytest.raises(UserError, match=re.escape(said)):
         import_run(source, tmp_path / "run")
 
@@ -246,7 +254,9 @@ def test_recognition_looks_past_broken_lines(tmp_path):
 
 
 def test_every_format_is_described():
-    assert list(FORMATS) == ["rl-logging-board", "trl", "verl", "openrlhf", "nemo-rl", "prime-rl", "plain"]
+    assert list(FORMATS) == [
+        "rl-logging-board", "trl", "verl", "openrlhf", "nemo-rl", "prime-rl", "skyrl", "areal", "open-instruct", "plain"
+    ]  # fmt: skip
     text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
     for name in FORMATS:
         assert f"`{name}`" in text

@@ -21,7 +21,7 @@ from cavesson.errors import UserError
 from cavesson.importers import FORMATS, import_run
 from cavesson.importers.reading import File, parse
 from cavesson.importers.rollout import Broken
-from cavesson.importers.sources import files_of
+from cavesson.importers.sources import Source
 
 TEXT = st.text(max_size=6) | st.sampled_from(
     ["\ud800", "\\\udfff", "\x00", "\u2028", "../../etc", "<script>", "\x1b[2J"]
@@ -58,6 +58,14 @@ GOOD: dict[str, dict[str, Any]] = {
             "rewards": {"f": {"score": 1.5, "weight": 1.0}},
             "calls": [{"finish_reason": "stop"}],
         }],
+    },
+    "skyrl": {"input_prompt": "p", "output_response": "r", "score": [0.5, 1.0], "stop_reason": "stop"},
+    "areal": {
+        "task_id": 1, "prompt": "p", "completion": "r", "reward": 1.5, "head_version": 2, "tail_version": 3,
+    },
+    "open-instruct": {
+        "step": 3, "prompt_tokens": [1], "response_tokens": [2, 3], "reward": 1.5, "advantage": 0.5,
+        "finish_reason": "stop", "logprobs": [-1.0, -2.0],
     },
     "plain": {
         "step": 3, "prompt": "p", "response": "r", "reward": 1.5, "group": 1, "reward_parts": {"f": 1.0},
@@ -160,7 +168,7 @@ def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes
     read = sum(1 for i, content in enumerate(given, start=1) if content.strip() and i not in rejected)
     table = cavesson.open(run).rows(["step", "sample", "prompt", "response", "reward"])
     assert table.num_rows == report.rollouts
-    assert report.rollouts >= 2 and (report.rollouts == read or report.format == "prime-rl")
+    assert report.rollouts >= 2 and (report.rollouts == read or report.format in ("prime-rl", "trl", "plain"))
     keys = list(zip(table["step"].to_pylist(), table["sample"].to_pylist(), strict=True))
     assert len(set(keys)) == len(keys)
     for step in set(table["step"].to_pylist()):
@@ -372,7 +380,8 @@ def test_more_files_than_there_can_be_processes(tmp_path):
     for number in range(1, 2**15 + 1):
         os.link(tmp_path / "0.jsonl", tmp_path / f"{number}.jsonl")
     # A rank is 16 bits wide, and that many files are not one per process.
-    found = files_of(tmp_path, FORMATS["rl-logging-board"])
+    board = FORMATS["rl-logging-board"]
+    found = Source(tmp_path, [board]).files(board)
     assert len(found) == 2**15 + 1 and {file.rank for file in found} == {None}
     (tmp_path / "0.jsonl").unlink()
-    assert {file.rank for file in files_of(tmp_path, FORMATS["rl-logging-board"])} == set(range(2**15))
+    assert {file.rank for file in Source(tmp_path, [board]).files(board)} == set(range(2**15))

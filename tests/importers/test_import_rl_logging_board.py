@@ -272,7 +272,7 @@ def test_what_lacks_a_logprob_has_no_kl(tmp_path):
             '{"prompt": "", "response": "\\ud800", "reward": 0, "step": 0}',
             "line 2: 'response' is .*, expected a string",
         ),
-        ('{"prompt": "", "response": "", "reward": true, "step": 0}', "line 2: 'reward' is true, expected a number"),
+        ('{"prompt": "", "response": "", "reward": {}, "step": 0}', "line 2: 'reward' is {}, expected a number"),
         ('{"prompt": "", "response": "", "reward": 0, "step": 1.5}', "line 2: 'step' is 1.5, expected a whole number"),
         ('{"prompt": "", "response": "", "reward": 0, "step": -1}', "line 2: 'step' is -1, expected a whole number"),
     ],

@@ -325,6 +325,9 @@ def import_(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="All responses are to held-out prompts, not to those of training.")
     ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or Hub name of the model whose token ids the source has.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep reading while files are written, until Ctrl-C.")
     ] = False,
@@ -336,10 +339,15 @@ def import_(
     from cavesson.importers import follow_run, import_run
 
     columns = dict(map(_pair, maps or []))
+    vocabulary = None
+    if tokenizer is not None:
+        from cavesson.tools.vocabulary import vocabulary_of
+
+        vocabulary = vocabulary_of(tokenizer)
     if not follow:
         if until_idle is not None:
             raise UserError("--until-idle has no effect without --follow")
-        _print_import(import_run(source, run, format, columns, held_out), run)
+        _print_import(import_run(source, run, format, columns, held_out, vocabulary), run)
         return
     name = escape(visible(str(source)))
     with console(stderr=True).status(f"following {name}; Ctrl-C stops it") as status:
@@ -347,7 +355,7 @@ def import_(
         def progress(rollouts: int, rejected: int) -> None:
             status.update(f"following {name}: {counted(rollouts, 'rollout')}, {rejected:,} rejected; Ctrl-C stops it")
 
-        report = follow_run(source, run, format, columns, held_out, until_idle, progress)
+        report = follow_run(source, run, format, columns, held_out, vocabulary, until_idle, progress)
     _print_import(report, run)
 
 

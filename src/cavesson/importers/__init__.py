@@ -4,10 +4,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cavesson.errors import UserError
-from cavesson.importers import nemo_rl, openrlhf, plain, prime_rl, rl_logging_board, trl, verl
+from cavesson.importers import (
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    plain,
+    prime_rl,
+    rl_logging_board,
+    skyrl,
+    trl,
+    verl,
+)  # fmt: skip
 from cavesson.importers.importing import ImportReport, follow, read_once
-from cavesson.importers.rollout import Format
-from cavesson.importers.sources import recognise
+from cavesson.importers.rollout import Format, Tokenizer
+from cavesson.importers.sources import Source
 
 FORMATS: dict[str, Format] = {
     format.name: format
@@ -18,11 +29,14 @@ FORMATS: dict[str, Format] = {
         openrlhf.FORMAT,
         nemo_rl.FORMAT,
         prime_rl.FORMAT,
+        skyrl.FORMAT,
+        areal.FORMAT,
+        open_instruct.FORMAT,
         plain.FORMAT,
     )
 }
 """Every format by its name."""
-__all__ = ["FORMATS", "ImportReport", "follow_run", "import_run"]
+__all__ = ["FORMATS", "ImportReport", "Tokenizer", "follow_run", "import_run"]
 
 
 def import_run(
@@ -31,6 +45,7 @@ def import_run(
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
     held_out: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> ImportReport:
     """Import another tool's rollouts into a new run folder, which appears complete at the end or not at all.
 
@@ -44,13 +59,14 @@ def import_run(
         format: A name in ``FORMATS``; if None, detected from the first records.
         columns: Column of the record → column of the source, for a table in none of the formats.
         held_out: Whether all responses are to held-out prompts, so that training did not learn from them.
+        tokenizer: The model's vocabulary, so that token ids in the source can be read as text.
 
     Raises:
         UserError: ``source`` does not exist, matches no known format or more than one, or contains no readable
             rollout; or ``run`` exists and is not empty.
     """
-    source = Path(source)
-    return read_once(source, Path(run), _format(source, format, columns, held_out))
+    place, kind = _recognised(Path(source), format, columns, held_out)
+    return read_once(place, Path(run), kind, tokenizer)
 
 
 def follow_run(
@@ -59,6 +75,7 @@ def follow_run(
     format: str | None = None,
     columns: Mapping[str, str] | None = None,
     held_out: bool = False,
+    tokenizer: Tokenizer | None = None,
     until_idle: float | None = None,
     progress: Callable[[int, int], None] = lambda rollouts, rejected: None,
 ) -> ImportReport:
@@ -72,31 +89,35 @@ def follow_run(
         format: As for ``import_run``.
         columns: As for ``import_run``.
         held_out: As for ``import_run``.
+        tokenizer: As for ``import_run``.
         until_idle: Stop after this many idle seconds; None = never.
         progress: Called after every poll with the number of rollouts and of rejected records so far.
 
     Raises:
         UserError: As for ``import_run``, or a file was rewritten while it was followed.
     """
-    source = Path(source)
-    return follow(source, Path(run), _format(source, format, columns, held_out), until_idle, progress)
+    place, kind = _recognised(Path(source), format, columns, held_out)
+    return follow(place, Path(run), kind, tokenizer, until_idle, progress)
 
 
-def _format(source: Path, name: str | None, columns: Mapping[str, str] | None, held_out: bool) -> Format:
-    format = _of_training(source, name, columns)
-    return format.held_out() if held_out else format
+def _recognised(
+    path: Path, name: str | None, columns: Mapping[str, str] | None, held_out: bool
+) -> tuple[Source, Format]:
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    format = _given(name, columns)
+    source = Source(path, [*FORMATS.values()] if format is None else [format])
+    if format is None:
+        format = source.recognise(otherwise=plain.FORMAT)
+    return source, format.held_out() if held_out else format
 
 
-def _of_training(source: Path, name: str | None, columns: Mapping[str, str] | None) -> Format:
-    if not source.exists():
-        raise UserError(f"{source} does not exist")
+def _given(name: str | None, columns: Mapping[str, str] | None) -> Format | None:
+    """Return the format that the caller chose, if any."""
     if name is not None and name not in FORMATS:
         raise UserError(f"there is no format {name!r}; formats are {', '.join(FORMATS)}")
     if columns:
         if name not in (None, "plain"):
             raise UserError(f"--map works only with the format plain; {name} has its own columns")
         return plain.mapped(columns)
-    if name is not None:
-        return FORMATS[name]
-    others = [format for format in FORMATS.values() if format is not plain.FORMAT]
-    return recognise(source, others, otherwise=plain.FORMAT)
+    return None if name is None else FORMATS[name]

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from cavesson.importers.prime_annotations import Annotations
 from cavesson.importers.reading import File, Record, parse, parse_exactly, readable
-from cavesson.importers.rollout import Broken, Format, ImportedRollout, Inexact, Origin
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Inexact, Origin, Tokenizer
 from cavesson.importers.tables import tables_of
+from cavesson.importers.texts import with_texts
 from cavesson.record.compaction import write_uncommitted
 from cavesson.record.segments import Segment
 
@@ -23,6 +24,8 @@ class PartsRead(NamedTuple):
     """Of each part, the records that are not rollouts, and why; None if it is the file that cannot be read."""
     lines: list[int]
     """Of each part, how many lines it has."""
+    remarks: Counter[str]
+    """How many rollouts each remark is about."""
 
 
 class RolloutBuffer:
@@ -32,21 +35,31 @@ class RolloutBuffer:
         folder: Run folder.
         format: Format of the files.
         annotations: Annotations that were written after the records.
+        tokenizer: Turns token ids into the texts that a source lacks.
     """
 
-    def __init__(self, folder: Path, format: Format, annotations: Annotations | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        format: Format,
+        annotations: Annotations | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self._annotations = annotations
+        self._tokenizer = tokenizer
         self._folder = folder
         self._format = format
         self._rollouts: list[ImportedRollout] = []
         self.size = 0
         """Bytes that the held rollouts take, roughly."""
+        self.numeric: frozenset[str] = frozenset()
+        """Columns with texts that are all numbers."""
 
     def read(self, parts: Sequence[File]) -> PartsRead:
         """Read some parts of files completely, replacing the rollouts held before."""
         self._rollouts, self.size = [], 0
         broken = [self._read(part) for part in parts]
-        return PartsRead(self.steps, broken, [part.lines for part in parts])
+        return PartsRead(self.steps, broken, [part.lines for part in parts], self.remarks)
 
     def _read(self, part: File) -> list[tuple[Record | None, str]]:
         broken: list[tuple[Record | None, str]] = []
@@ -68,7 +81,8 @@ class RolloutBuffer:
         if record.content is None:
             raise Broken(record.problem)
         try:
-            found = self._parsed(record.content, Origin(file.path, record.line, file.rank))
+            place = Origin(file.path, record.line, file.rank, names=file.names, numeric=self.numeric)
+            found = self._parsed(record.content, place)
         except RecursionError:
             raise Broken("lists or objects are nested too deeply to be read") from None
         self._rollouts += found
@@ -85,11 +99,15 @@ class RolloutBuffer:
     def _found(self, record: dict[str, Any], place: Origin) -> list[ImportedRollout]:
         if self._annotations is not None:
             self._annotations.add_to(record)
-        return list(self._format.rollouts(record, place))
+        return [with_texts(rollout, self._tokenizer) for rollout in self._format.rollouts(record, place)]
 
     @property
     def steps(self) -> Counter[int]:
         return Counter(rollout.step for rollout in self._rollouts)
+
+    @property
+    def remarks(self) -> Counter[str]:
+        return Counter(remark for rollout in self._rollouts for remark in rollout.remarks)
 
     def write(self, first: Mapping[int, int]) -> Segment:
         """Write the held rollouts, of which there must be at least one, as an uncommitted segment.

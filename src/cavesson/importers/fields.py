@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from cavesson.importers.packing import is_number, is_text
+from cavesson.importers.packing import is_number, is_text, pack
 from cavesson.importers.rollout import Broken, Inexact, Origin
 
 MAX_STEP = 2**31 - 1
@@ -25,29 +25,67 @@ def text_of(record: Mapping[str, Any], key: str) -> str:
 def number_of(record: Mapping[str, Any], key: str) -> float:
     """Return the number at ``key``; raise ``Broken`` if there is none.
 
-    A decimal number written as text is accepted: ``json.dumps(…, default=str)`` turns numpy's numbers into texts.
+    A truth value is 1 or 0. A decimal number written as text is accepted: ``json.dumps(…, default=str)`` turns numpy's
+    numbers into texts.
     """
-    value = record.get(key)
+    number = as_number(record.get(key))
+    if number is None:
+        raise _unexpected(record, key, "a number")
+    return number
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number, truth value or decimal number written as text as a float; None for anything else."""
+    if isinstance(value, bool):
+        return float(value)
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
-    if not is_number(value):
-        raise _unexpected(record, key, "a number")
-    return value
+    return float(value) if is_number(value) else None
+
+
+def reward_of(record: Mapping[str, Any], key: str) -> float:
+    """Return the reward at ``key``: a number, or the sum of one number per token; raise ``Broken`` if it is neither."""
+    scores = record.get(key)
+    if isinstance(scores, list) and pack(scores) is not None and (given := [one for one in scores if one is not None]):
+        return float(sum(given))
+    return number_of(record, key)
+
+
+def parts_of(values: Mapping[str, Any], place: Origin, without: Iterable[str] = ()) -> dict[str, float]:
+    """Return the parts of a reward among some values: numbers, truth values, and texts in columns of numbers only."""
+    skipped = set(without)
+    parts = {}
+    for key, value in values.items():
+        if key not in skipped and is_text(key) and (not isinstance(value, str) or key in place.numeric):
+            parts[key] = as_number(value)
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number from 0, which may be written as text or float; None for anything else."""
+    if (isinstance(value, str) and _WHOLE.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
+        value = int(float(value))
+    return value if type(value) is int and 0 <= value <= MAX_STEP else None
 
 
 def step_of(record: Mapping[str, Any], key: str = "step") -> int:
     """Return the step at ``key``; raise ``Broken`` if there is none. Integers written as text or float are accepted."""
-    value = record.get(key)
-    if (isinstance(value, str) and _WHOLE.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
-        value = int(float(value))
-    if type(value) is not int or not 0 <= value <= MAX_STEP:
+    step = whole(record.get(key))
+    if step is None:
         raise _unexpected(record, key, "a whole number from 0")
-    return value
+    return step
 
 
 def _unexpected(record: Mapping[str, Any], key: str, expected: str) -> Broken:
     found = excerpt(record[key]) if key in record else "missing"
     return Broken(f"{key!r} is {found}, expected {expected}")
+
+
+def pick(record: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a column; a name such as ``reward_model.ground_truth`` also leads into objects and lists."""
+    if name in record or "." not in name:
+        return record.get(name)
+    return nested(record, *(int(key) if key.isascii() and key.isdecimal() else key for key in name.split(".")))
 
 
 def nested(value: Any, *path: str | int) -> Any:
@@ -66,13 +104,15 @@ def excerpt(value: Any, length: int = 60) -> str:
 
 
 def conversation(value: Any, key: str) -> str:
-    """Return a text, or a list of chat messages as text: each ``[role]`` on a separate line, then the content.
+    """Return a text, or one or several chat messages as text: each ``[role]`` on a separate line, then the content.
 
     Raises:
         Broken: The value is neither.
     """
     if isinstance(value, str):
         return text_of({key: value}, key)
+    if isinstance(value, Mapping) and "role" in value:
+        value = [value]
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise Broken(f"{key!r} is {excerpt(value)}, expected a string or a list of messages")
     return text_of({key: "\n\n".join(map(message_text, value))}, key)
@@ -108,6 +148,11 @@ def with_rest(row: dict[str, Any], record: Mapping[str, Any], used: Iterable[str
             raise Inexact
         row["extra"] = to_json(rest)
     return row
+
+
+def scored(key: str, record: Mapping[str, Any]) -> list[str]:
+    """Return the key of a reward if the record's column represents it; scores per token are kept elsewhere."""
+    return [] if isinstance(record.get(key), list) else [key]
 
 
 def _is_large(value: Any) -> bool:

@@ -6,6 +6,7 @@ import time
 from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ from typing import Any, NamedTuple
 from cavesson.errors import UserError
 from cavesson.handlers import handling
 from cavesson.importers.batch import PartsRead, RolloutBuffer
+from cavesson.importers.numeric import numeric_columns
 from cavesson.importers.prime_annotations import LATER, arrival
 from cavesson.importers.processes import read_parts
 from cavesson.importers.reading import WANDB_TABLE, File, Record, readable
-from cavesson.importers.rollout import Broken, Format
-from cavesson.importers.sources import files_of
-from cavesson.record import begin_attempt, write_run
+from cavesson.importers.rollout import Broken, Format, Tokenizer
+from cavesson.importers.sources import Source, first_records
+from cavesson.record import begin_attempt, write_run, write_vocabulary
 from cavesson.record.compaction import commit
 from cavesson.record.lock import Lock
 from cavesson.record.new_folder import check_free, new_folder
@@ -31,6 +33,8 @@ WORTH = 4
 """So many portions are worth the start of a further process."""
 WAIT = 0.5
 """Seconds between two looks at files that are being written."""
+SAMPLED = 50
+"""Files whose first records show what their columns hold."""
 QUOTED = 5
 """How many broken records a report quotes."""
 
@@ -79,13 +83,18 @@ class Rejected:
 class Import:
     """The state of one import into a run folder: it counts rollouts and numbers the samples of each step."""
 
-    def __init__(self, folder: Path, format: Format) -> None:
+    def __init__(self, folder: Path, format: Format, tokenizer: Tokenizer | None) -> None:
         self.rejected = Rejected(folder)
         self.count = 0
         self.notes: list[str] = []
         self._folder = folder
+        self._format = format
+        self._is_prepared = False
+        self._remarks: Counter[str] = Counter()
         self.annotations = None if format.annotations is None else format.annotations()
-        self._batch = RolloutBuffer(folder, format, self.annotations)
+        self.batch = RolloutBuffer(folder, format, self.annotations, tokenizer)
+        if tokenizer is not None:
+            write_vocabulary(folder, tokenizer.tokens, tokenizer.texts)
         self._waiting: deque[tuple[File, Record, int]] = deque()
         self._newest = 0
         self._samples: Counter[int] = Counter()
@@ -95,6 +104,20 @@ class Import:
     def seen(self) -> int:
         """The number of rollouts read, records rejected and records waiting."""
         return self.count + self.rejected.count + len(self._waiting)
+
+    def prepare(self, files: Iterable[File]) -> None:
+        """Check the first records, once there are some, and find columns of numbers that are written as texts."""
+        if self._is_prepared:
+            return
+        records = [record for file in islice(files, SAMPLED) for record in first_records(file.path)]
+        if records:
+            self._format.check(records)
+            self.batch.numeric = numeric_columns(records)
+            self._is_prepared = True
+
+    def remarks(self) -> list[str]:
+        """Return the remarks on rollouts, each with their number."""
+        return [f"{remark} ({counted(count, 'rollout')})" for remark, count in self._remarks.items()]
 
     def numbers(self, steps: Counter[int]) -> dict[int, int]:
         """Reserve sample numbers for the rollouts of each step, and return the first number of each."""
@@ -110,6 +133,7 @@ class Import:
                 moved = None if record is None else record._replace(line=record.line + self._lines[part.path])
                 self.rejected.add(part.path, moved, reason)
             self._lines[part.path] += lines
+        self._remarks.update(found.remarks)
         return self.numbers(found.steps)
 
     def read(self, file: File, last: bool, ended: Event) -> None:
@@ -138,29 +162,30 @@ class Import:
 
     def _add(self, file: File, record: Record) -> None:
         try:
-            self._batch.add(file, record)
+            self.batch.add(file, record)
         except Broken as reason:
             self.rejected.add(file.path, record, str(reason))
-        if self._batch.size >= AT_ONCE:
+        if self.batch.size >= AT_ONCE:
             self.write()
 
     def write(self) -> None:
         """Commit what was read in the current process to the record."""
-        if first := self.numbers(self._batch.steps):
-            commit(self._folder, [self._batch.write(first)])
+        self._remarks.update(self.batch.remarks)
+        if first := self.numbers(self.batch.steps):
+            commit(self._folder, [self.batch.write(first)])
 
 
-def read_once(source: Path, run: Path, format: Format) -> ImportReport:
+def read_once(source: Source, run: Path, format: Format, tokenizer: Tokenizer | None = None) -> ImportReport:
     """Read the existing files; the run folder appears complete at the end or not at all."""
     with new_folder(run) as folder:
-        work = Import(folder, format)
-        files = files_of(source, format)
-        _describe(folder, source, format, files)
+        files = source.files(format)
+        work = Import(folder, format, tokenizer)
+        work.prepare(files)
+        _describe(folder, source.path, format, files)
         work.read_annotations(files, last=True)
         of_lines = [file for file in files if not file.is_table]
         processes = 1 + sum(file.size() for file in of_lines) // (WORTH * AT_ONCE)
-        batch = RolloutBuffer(folder, format, work.annotations)
-        commit(folder, read_parts(_portions(of_lines), processes, batch, work.account))
+        commit(folder, read_parts(_portions(of_lines), processes, work.batch, work.account))
         for file in files:
             if file.is_table:
                 work.read(file, last=True, ended=Event())
@@ -168,7 +193,8 @@ def read_once(source: Path, run: Path, format: Format) -> ImportReport:
         if not work.count:
             none = f"none of {work.rejected.count} records is a rollout of {format.name}; the first: "
             found = none + work.rejected.quotes[0] if work.rejected.count else "no records were found"
-            raise UserError(f"{source}: {found}")
+            raise UserError(f"{source.path}: {found}")
+        work.notes += source.notes(format, files)
         return _report(work, format, len(files))
 
 
@@ -188,24 +214,23 @@ def _portions(files: Iterable[File]) -> Iterator[list[File]]:
 
 
 def follow(
-    source: Path,
+    source: Source,
     run: Path,
     format: Format,
+    tokenizer: Tokenizer | None,
     until_idle: float | None,
     progress: Callable[[int, int], None],
 ) -> ImportReport:
     """Read existing and new data until Ctrl-C, or until nothing new has arrived for ``until_idle`` seconds."""
     check_writable(run)
     check_free(run)
-    if source.resolve() in run.resolve().parents and _finds_runs(format):
-        raise UserError(f"{run} is inside {source} and would be read as well: choose a folder elsewhere")
     ended = Event()
     files: dict[Path, File] = {}
     # Ctrl-C and SIGTERM set an event instead of interrupting the program at an arbitrary point.
     with Lock(run) as lock, handling(lambda *_: ended.set(), signal.SIGINT, signal.SIGTERM):
         check_free(run)  # the previous holder of the lock may have just written it
-        work = Import(run, format)
-        _describe(run, source, format, [])
+        work = Import(run, format, tokenizer)
+        _describe(run, source.path, format, [])
         for _ in _looks(until_idle, lambda: work.seen, ended):
             _check_there(run, work, lock)
             _look(source, format, files, work, ended)
@@ -221,7 +246,8 @@ def follow(
         work.read_annotations(list(files.values()), last=True)
         work.release(last=True)
         work.write()
-        _describe(run, source, format, list(files.values()))
+        _describe(run, source.path, format, list(files.values()))
+    work.notes += source.notes(format, files.values())
     return _report(work, format, len(files))
 
 
@@ -233,21 +259,17 @@ def _check_there(run: Path, work: Import, lock: Lock) -> None:
         raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
 
 
-def _finds_runs(format: Format) -> bool:
-    """Whether the format's patterns would match files of a run folder inside the source."""
-    own = (Path("run/record/rows.parquet"), Path("run/rejected.jsonl"))
-    return any("**" in pattern and path.match(pattern) for pattern in format.patterns for path in own)
-
-
 def _unread(files: Iterable[File]) -> list[str]:
     """Return a note on the files that were not read to the end, if there are any."""
     names = [str(file.path) for file in files if file.grown()]
     return [f"the end of {counted(len(names), 'file')} was not read, such as of {names[0]}"] if names else []
 
 
-def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
-    for file in files_of(source, format, missing_ok=True):
-        if file.path.name.endswith(WANDB_TABLE):
+def _look(source: Source, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
+    found = source.files(format, missing_ok=True)
+    work.prepare(found)
+    for file in found:
+        if file.path.name.endswith(WANDB_TABLE) and not format.new_tables:
             raise UserError(f"{file.path} is rewritten at every step: import it without --follow")
         if file.path not in files:
             file.rank = _free_rank(file.rank, {known.rank for known in files.values()})
@@ -292,7 +314,8 @@ def _name(path: Path | str) -> str:
 
 
 def _report(work: Import, format: Format, files: int) -> ImportReport:
-    return ImportReport(format.name, files, work.count, work.rejected.count, work.rejected.quotes, work.notes)
+    notes = [*work.remarks(), *work.notes]
+    return ImportReport(format.name, files, work.count, work.rejected.count, work.rejected.quotes, notes)
 
 
 def _line_of(kept: dict[str, Any]) -> str:

@@ -97,14 +97,10 @@ def _texts(content: Any, spans: list[bool]) -> tuple[str, str]:
     return conversation("\n".join(texts[:cut]), "content"), conversation("\n".join(texts[cut:]), "content")
 
 
-def _recognises(record: Mapping[str, Any]) -> bool:
-    return {"content", "rewards", "idx"} <= record.keys()
-
-
 FORMAT = Format(
     "nemo-rl",
     "NeMo RL: train_data_step*.jsonl and val_data_step*.jsonl",
-    ("*_data_step*.jsonl", "**/*_data_step*.jsonl"),
-    _recognises,
+    ("*_data_step*.jsonl",),
+    (frozenset({"content", "rewards", "idx"}),),
     rollouts,
 )

@@ -1,21 +1,37 @@
 """Import any other table of rollouts, JSON lines or Parquet, with a mapping of its columns to the record's."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from cavesson.errors import UserError
-from cavesson.importers.fields import conversation, group_of, number_of, step_of, to_json, with_rest
-from cavesson.importers.packing import is_number, is_text, pack_column, pack_whole
+from cavesson.importers.fields import (
+    as_number,
+    conversation,
+    group_of,
+    parts_of,
+    pick,
+    reward_of,
+    step_of,
+    to_json,
+    with_rest,
+)  # fmt: skip
+from cavesson.importers.packing import Values, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.importers.samples import samples_of
+from cavesson.importers.steps import NUMBER, found_step, step_by_pattern
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column
 from cavesson.record.statistics import STATISTICS
 
 _FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS}
 _IN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in _FILLED_IN}
 _IN_TOKENS = {column.name: column for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")}
+_IDS = {"prompt": "prompt_ids", "response": "token_id"}
+"""A text, and the ids that may be there in its place."""
+_PART = "reward_parts."
+"""Begins the name of one part of the reward."""
 
 
 def mapped(columns: Mapping[str, str]) -> Format:
@@ -28,73 +44,133 @@ def mapped(columns: Mapping[str, str]) -> Format:
         UserError: A name is not a column of the record.
     """
     known = _IN_ROWS.keys() | _IN_TOKENS.keys()
-    if unknown := columns.keys() - known:
+    if unknown := {name for name in columns if name not in known and not name.startswith(_PART)}:
         raise UserError(
             f"--map {min(unknown)}=…: the record has no such column; columns are {', '.join(sorted(known))}"
         )
-    names = {name: columns.get(name, name) for name in sorted(known)}
+    names = {name: name for name in sorted(known)} | dict(columns)
     return Format(
         "plain",
         "any table of rollouts, .jsonl or .parquet, with --map for its columns",
-        ("*.jsonl", "*.parquet", "**/*.jsonl", "**/*.parquet"),
-        partial(_recognises, names),
-        partial(_rollouts, names),
+        ("*.jsonl *.parquet", "*.table.json"),
+        tuple(frozenset({names[name].partition(".")[0]}) for name in ("prompt", "response", "reward")),
+        partial(_rollouts, names, columns.keys()),
+        accepts=partial(_accepts, names),
+        one_run=False,
+        check=partial(_check, columns),
     )
 
 
-def _recognises(names: Mapping[str, str], record: Mapping[str, Any]) -> bool:
-    return {names[name] for name in ("prompt", "response", "reward")} <= record.keys()
+def _accepts(names: Mapping[str, str], record: Mapping[str, Any]) -> bool:
+    return all(_has(record, names[name]) or _has(record, names[_IDS.get(name, name)]) for name in (*_IDS, "reward"))
 
 
-def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
-    """Return the rollout of a record; its step defaults to 0, and row values that do not fit are kept in ``extra``."""
-    used = {names["step"]}
-    step = step_of(record, names["step"]) if record.get(names["step"]) is not None else 0
-    row: dict[str, Any] = {}
-    for name, column in _IN_ROWS.items():
-        if name != "step" and (value := record.get(names[name])) is not None:
-            fitting = _row_value(column, value, names[name])
-            if fitting is not None:
-                row[name] = fitting
-                used.add(names[name])
-    for name in ("prompt", "response"):
-        if name not in row:
+def _has(record: Mapping[str, Any], name: str) -> bool:
+    return name in record or pick(record, name) is not None
+
+
+def _check(columns: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a mapping of a column that none of the first records has, which is a typing error."""
+    for name, column in columns.items():
+        if NUMBER not in column and not any(_has(record, column) for record in records):
+            found = dict.fromkeys(key for record in records for key in record)
+            raise UserError(f"--map {name}={column}: no record has this column; columns are {', '.join(found)}")
+
+
+def _rollouts(
+    names: Mapping[str, str], given: Collection[str], record: dict[str, Any], place: Origin
+) -> Iterable[ImportedRollout]:
+    lists = [names[name] for name in _IN_TOKENS]
+    return [_rollout(names, given, sample, place) for sample in samples_of(record, names["response"], lists)]
+
+
+def _rollout(
+    names: Mapping[str, str], given: Collection[str], record: dict[str, Any], place: Origin
+) -> ImportedRollout:
+    """Return the rollout of a record; values that do not fit their columns are kept in ``extra``."""
+    step, remarks = _step(names["step"], record, place)
+    values = {name: value for name, column in names.items() if (value := pick(record, column)) is not None}
+    row, tokens = _row(values, names, place), _tokens(values)
+    for name, ids in _IDS.items():
+        if name not in row and ids not in row.keys() | tokens.keys():
             raise Broken(f"{names[name]!r} is missing, expected a text; --map {name}=COLUMN names another column")
-    row["reward"] = number_of(record, names["reward"])
-    row.setdefault("group", group_of(row["prompt"]))
-    tokens = {}
-    for name, column in _IN_TOKENS.items():
-        if (values := pack_column(column.type, record.get(names[name]))) is not None:
-            tokens[name] = values
-            used.add(names[name])
-    real = max((values.size for values in tokens.values()), default=0)
-    return [ImportedRollout(step, with_rest(row, record, used, place), tokens, real)]
+    row["reward"] = reward_of({names["reward"]: values.get("reward")}, names["reward"])
+    row.setdefault("group", group_of(row["prompt"] if "prompt" in row else to_json(row["prompt_ids"])))
+    kept = {name for name in values if name in ("step", *tokens) or _is_kept(name, values, row, tokens)}
+    for name in given:
+        if name in values and name not in (*kept, "reward", "group"):
+            remarks += (f"{names[name]!r} does not fit {name} and is kept in extra",)
+    if isinstance(values.get("reward"), list):
+        remarks += (f"{names['reward']!r} has one number per token, and the reward is their sum",)
+    real = max((packed.size for packed in tokens.values()), default=0)
+    used = [names[name] for name in kept]
+    return ImportedRollout(step, with_rest(row, record, used, place), tokens, real, remarks)
 
 
-def _row_value(column: Column, value: Any, key: str) -> Any:
+def _step(column: str, record: Mapping[str, Any], place: Origin) -> tuple[int, tuple[str, ...]]:
+    if column == "step":
+        return found_step(record, place)
+    return (
+        step_by_pattern(column, place.names) if NUMBER in column else step_of({column: pick(record, column)}, column)
+    ), ()
+
+
+def _row(values: Mapping[str, Any], names: Mapping[str, str], place: Origin) -> dict[str, Any]:
+    row = {}
+    for name, column in _IN_ROWS.items():
+        if (
+            name != "step"
+            and name in values
+            and (fitting := _row_value(column, values[name], names[name], place)) is not None
+        ):
+            row[name] = fitting
+    parts = {name.removeprefix(_PART): as_number(value) for name, value in values.items() if name.startswith(_PART)}
+    if parts := {name: value for name, value in parts.items() if value is not None}:
+        row["reward_parts"] = row.get("reward_parts", {}) | parts
+    return row
+
+
+def _row_value(column: Column, value: Any, key: str, place: Origin) -> Any:
     """Return the value in the form that the column stores; None if it does not fit."""
     if column.name in ("prompt", "response", "ref_response"):
         return conversation(value, key)
     if column.name == "ground_truth" and not isinstance(value, str):
         return to_json(value)
-    for fits, check in _CHECKS.items():
-        if fits(column.type):
-            return value if check(value) else None
-    return None
+    if column.name == "group" and is_text(value):
+        return group_of(value)
+    if pa.types.is_map(column.type):
+        return (parts_of(value, place) or None) if isinstance(value, Mapping) else None
+    if pa.types.is_floating(column.type):
+        return as_number(value)
+    if pa.types.is_list(column.type):
+        return value if pack_whole(value, low=0) is not None else None
+    fits = is_text(value) if pa.types.is_string(column.type) else pack_whole([value], *_BOUNDS[column.type]) is not None
+    return value if fits else None
 
 
-def _is_parts(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_text(k) and (v is None or is_number(v)) for k, v in value.items())
+_BOUNDS = {pa.int32(): (-(2**31), 2**31 - 1), pa.int64(): (-(2**63), 2**63 - 1)}
 
 
-_CHECKS: dict[Callable[[pa.DataType], bool], Callable[[Any], bool]] = {
-    pa.types.is_string: is_text,
-    pa.types.is_floating: is_number,
-    pa.types.is_int64: lambda value: type(value) is int and -(2**63) <= value < 2**63,
-    pa.types.is_int32: lambda value: type(value) is int and -(2**31) <= value < 2**31,
-    pa.types.is_list: lambda value: pack_whole(value, low=0) is not None,
-    pa.types.is_map: _is_parts,
-}
+def _tokens(values: Mapping[str, Any]) -> dict[str, Values]:
+    """Return the columns of tokens; a list in the place of the reward is one if it has a number for each token."""
+    packed = {name: pack_column(column.type, values.get(name)) for name, column in _IN_TOKENS.items()}
+    tokens = {name: value for name, value in packed.items() if value is not None}
+    scores = pack_column(_IN_TOKENS["token_reward"].type, values.get("reward"))
+    if scores is not None and "token_reward" not in tokens and scores.size in {value.size for value in tokens.values()}:
+        tokens["token_reward"] = scores
+    return tokens
+
+
+def _is_kept(name: str, values: Mapping[str, Any], row: Mapping[str, Any], tokens: Mapping[str, Values]) -> bool:
+    """Whether a column of the record represents a value, so that it need not be in ``extra`` as well."""
+    value = values[name]
+    if name == "reward" and isinstance(value, list):
+        return "token_reward" in tokens and "token_reward" not in values
+    if name == "reward_parts":
+        return name in row and value.keys() <= row[name].keys()
+    if name.startswith(_PART):
+        return name.removeprefix(_PART) in row.get("reward_parts", ())
+    return name in row and (name != "group" or not isinstance(value, str))
 
 
 FORMAT = mapped({})

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from cavesson.importers.fields import nested
-from cavesson.importers.reading import SEALED, File, Record, in_order, parse, readable
+from cavesson.importers.reading import SEALED, File, Record, in_order, parse, readable, unsealed
 from cavesson.importers.rollout import Broken
 
 LATER = 2
@@ -84,9 +84,8 @@ class Annotations:
 
 def _lines_in(folder: Path) -> set[Path]:
     """Return the files of lines in a folder, by their names before compression and without index files."""
-    found = [*folder.glob("**/*.jsonl"), *folder.glob(f"**/*.jsonl{SEALED}")]
-    plain = {path.with_suffix("") if path.suffix == SEALED else path for path in found}
-    return {path for path in plain if not path.name.endswith(".index.jsonl")}
+    found = [path for end in ("", *SEALED) for path in folder.glob(f"**/*.jsonl{end}")]
+    return {path for path in map(unsealed, found) if not path.name.endswith(".index.jsonl")}
 
 
 def _add(trace: dict[str, Any], update: Mapping[str, Any]) -> None:

@@ -2,21 +2,23 @@
 
 Since September 2026, they are one stream, ``monitors/file/traces/stream/NNNNN.jsonl`` (``.zst`` once a file is
 complete), with annotations that are written later; see ``prime_annotations``. Earlier versions wrote one file per step,
-``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``.
+``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``, and before July 2026
+``rollouts/step_{N}/{train,eval}_rollouts.jsonl``, with one trace per line, or one rollout as in ``prime_rollouts``.
 
 A line is an episode of one or more traces; a trace is a graph of messages with their tokens, and every path from its
 root to a leaf is one rollout. Lines that are a single trace, as an evaluation writes them, are also read. A folder
 contains every episode under ``all``, and a copy of those that were trained on under ``effective``; ``all`` is read.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cavesson.importers.fields import MAX_STEP, excerpt, group_of, message_text, nested, text_of, to_json, with_rest
 from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
 from cavesson.importers.prime_annotations import Annotations, paths_of
+from cavesson.importers.prime_rollouts import ROLLOUT_KEYS, rollout_of
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.importers.steps import step_in_names
 
 SAMPLED = {
     "logprobs": "sampler_logprob",
@@ -26,7 +28,6 @@ SAMPLED = {
     "entropies": "entropy",
 }
 """A node's list, one entry per sampled token → the record's column."""
-_STEP = re.compile(r"step_(\d{1,9})$")
 Node = Mapping[str, Any]
 
 
@@ -35,17 +36,19 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
 
     The step is taken from the record's ``run.work``, else from the folder name, else from the trace's ``arrival``.
     """
+    if record.keys() >= ROLLOUT_KEYS:
+        return [rollout_of(record, place, _split_of_name(place))]
     traces = record.get("traces", [record])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise Broken(f"'traces' is {excerpt(traces)}, expected a list of objects")
     if not traces:
         raise Broken(f"the episode has no traces; its errors: {excerpt(record.get('errors'), 200)}")
     work = _work(record)
-    step = work.get("step", _step_of_folder(place))
+    step = work.get("step", step_in_names(place.names))
     step = nested(traces, 0, "info", "arrival", "step") if step is None else step
     if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise Broken("neither the record nor a folder step_… names its step")
-    base: dict[str, Any] = {"split": work.get("type") or _split_of_folder(place)}
+    base: dict[str, Any] = {"split": work.get("type") or _split_of_name(place)}
     group = record.get("group")
     base["group"] = group_of(str(group["id"])) if isinstance(group, Mapping) and "id" in group else None
     return [rollout for trace in traces for rollout in _of_trace(trace, step, base, record, place)]
@@ -81,13 +84,9 @@ def _work(record: Node) -> Mapping[str, Any]:
     return work if isinstance(work, Mapping) and work.get("type") in ("train", "eval") else {}
 
 
-def _step_of_folder(place: Origin) -> int | None:
-    found = [int(match[1]) for part in place.path.parts if (match := _STEP.search(part))]
-    return found[-1] if found else None
-
-
-def _split_of_folder(place: Origin) -> str | None:
-    return next((part for part in reversed(place.path.parts) if part in ("train", "eval")), None)
+def _split_of_name(place: Origin) -> str | None:
+    names = [name.removesuffix("_rollouts.jsonl") for name in reversed(place.path.parts)]
+    return next((name for name in names if name in ("train", "eval")), None)
 
 
 def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
@@ -149,15 +148,23 @@ def _spread(path: Sequence[Node], key: str) -> list[Any] | None:
     return spread
 
 
-def _recognises(record: Mapping[str, Any]) -> bool:
-    return isinstance(record.get("traces"), list) or {"nodes", "rewards", "task"} <= record.keys()
+def _accepts(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("traces", []), list)
 
 
 FORMAT = Format(
     "prime-rl",
-    "prime-rl: monitors/file/traces, or rollouts/step_*/…/traces.jsonl",
-    ("**/stream/[0-9]*.jsonl*", "**/stream.jsonl*", "**/all/traces.jsonl", "**/traces.jsonl"),
-    _recognises,
+    "prime-rl: monitors/file/traces, or rollouts/step_*",
+    (
+        "stream/[0-9]*.jsonl",
+        "stream.jsonl",
+        "all/traces.jsonl",
+        "traces.jsonl",
+        "train_rollouts.jsonl eval_rollouts.jsonl",
+        "results.jsonl",
+    ),
+    (frozenset({"traces"}), frozenset({"nodes", "rewards", "task"}), ROLLOUT_KEYS),
     rollouts,
+    accepts=_accepts,
     annotations=Annotations,
 )

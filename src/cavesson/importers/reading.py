@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cavesson.importers.rollout import Broken
+from cavesson.importers.rollout import NO_NAMES, Broken, Names
 
 BUFFER = 1 << 20
 """Bytes that are read at once."""
@@ -23,7 +23,7 @@ LONGEST = 32 << 20
 REMEMBERED = 1024
 """Bytes before the place from which a file is read on; where they are others, the file was written anew."""
 WANDB_TABLE = ".table.json"
-SEALED = ".zst"
+SEALED = {".zst": "zstd", ".gz": "gzip"}
 """Ends the name of a file of lines once nothing is added to it any more and it was compressed."""
 _PAIR = re.compile(rb'"\s*:')
 """The end of a key; texts may hold or begin with what looks like one."""
@@ -50,13 +50,22 @@ class File:
     Args:
         path: The file; if it was replaced by its compressed version, that is read from the same line on.
         rank: Rank of the process that wrote the file.
+        names: Names that may say its step.
         start: Byte offset of the first line to read.
         stop: Byte offset; lines that begin there or later are not read. None = read to the end.
     """
 
-    def __init__(self, path: Path, rank: int | None = None, start: int = 0, stop: int | None = None) -> None:
-        self.path = path.with_suffix("") if path.suffix == SEALED else path
+    def __init__(
+        self,
+        path: Path,
+        rank: int | None = None,
+        names: Names = NO_NAMES,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        self.path = unsealed(path)
         self.rank = rank
+        self.names = names
         self._offset = start
         self._stop = stop
         self._line = 0
@@ -83,7 +92,7 @@ class File:
                 stop = _end_of_line(self.path, start + size) if start + size < end else end
             except OSError:
                 stop = end  # reading the file will report why it cannot be read
-            yield File(self.path, self.rank, start, stop)
+            yield File(self.path, self.rank, self.names, start, stop)
             start = stop
 
     def grown(self) -> bool:
@@ -112,13 +121,12 @@ class File:
         return max((self._end() if self._stop is None else self._stop) - self._offset, 0)
 
     def _end(self) -> int:
-        for path in (self.path, _sealed(self.path)):
-            with suppress(FileNotFoundError):
-                return path.stat().st_size
+        with suppress(FileNotFoundError):
+            return (_sealed(self.path) or self.path).stat().st_size
         return 0
 
     def _is_sealed(self) -> bool:
-        return not self.path.exists() and _sealed(self.path).exists()
+        return _sealed(self.path) is not None
 
     def read(self, last: bool) -> Iterator[Record]:
         """Yield the complete new records.
@@ -140,7 +148,7 @@ class File:
         if self._done:
             return
         try:
-            rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else _wandb_rows(self.path)
+            rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else wandb_rows(self.path)
             for row in islice(rows, self._line, None):  # a table that could not be read to its end is tried again
                 self._line += 1
                 yield Record(self._line, 0, 0, *((None, row) if isinstance(row, str) else (row,)))
@@ -151,9 +159,10 @@ class File:
         self._done = True
 
     def _lines(self, last: bool) -> Iterator[Record]:
-        if self._is_sealed():
+        if (sealed := _sealed(self.path)) is not None:
             if not self._done:
-                with io.BufferedReader(pa.input_stream(_sealed(self.path), compression="zstd"), BUFFER) as file:
+                stream = pa.input_stream(sealed, compression=SEALED[sealed.suffix])
+                with io.BufferedReader(stream, BUFFER) as file:
                     _skip(file, self._offset)
                     yield from self._lines_of(file, last=True)
                 self._done = True
@@ -213,8 +222,16 @@ def _skip_line(file: BinaryIO) -> tuple[int, bool]:
     return size, False
 
 
-def _sealed(path: Path) -> Path:
-    return path.with_name(path.name + SEALED)
+def unsealed(path: Path) -> Path:
+    """Return the name of a file before compression; during compression, both files exist."""
+    return path.with_suffix("") if path.suffix in SEALED else path
+
+
+def _sealed(path: Path) -> Path | None:
+    """Return the compressed version of a file, if only that exists."""
+    if path.exists():
+        return None
+    return next((sealed for end in SEALED if (sealed := path.with_name(path.name + end)).exists()), None)
 
 
 def _skip(file: BinaryIO, size: int) -> None:
@@ -252,7 +269,7 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
+def wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table saved by Weights & Biases: ``{"columns": […], "data": [[…], …]}``."""
     try:
         content = json.loads(path.read_bytes())

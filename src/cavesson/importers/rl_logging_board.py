@@ -67,18 +67,20 @@ def _real(tokens: Mapping[str, Values]) -> int:
     return max(numbers or [values.size for values in tokens.values()], default=0)
 
 
-def _recognises(record: Mapping[str, Any]) -> bool:
-    """Whether a record has the required keys and does not use the record's own column names instead."""
+def _accepts(record: Mapping[str, Any]) -> bool:
+    """Whether a record does not use the record's own column names instead."""
     keys = record.keys()
     ours = any(isinstance(record.get(name), list) for name in _TOKEN_TYPES) or bool(_OTHER_ROWS & keys)
-    return {"prompt", "response", "reward", "step"} <= keys and (bool(TOKEN_KEYS.keys() & keys) or not ours)
+    return bool(TOKEN_KEYS.keys() & keys) or not ours
 
 
 FORMAT = Format(
     "rl-logging-board",
     "RL Logging Board: a folder of .jsonl files, one per process",
     ("*.jsonl",),
-    _recognises,
+    (frozenset({"prompt", "response", "reward", "step"}),),
     rollouts,
+    accepts=_accepts,
     ranks=True,
+    one_run=False,
 )

@@ -1,6 +1,6 @@
 """What every format returns for a record: its rollouts, or the reason why it has none."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,29 @@ class Inexact(Exception):
     """Raised if JSON to be kept may contain an integer beyond 64 bits; parse the record with ``parse_exactly`` then."""
 
 
+class Tokenizer(NamedTuple):
+    """The vocabulary of the model whose token ids a source has."""
+
+    tokens: Sequence[str]
+    """[V] the tokenizer's internal string of each id."""
+    texts: Sequence[str]
+    """[V] the text of each id."""
+    decode: Callable[[Sequence[int]], str]
+    """Returns the text of ids."""
+
+
+class Names(NamedTuple):
+    """The names that may say a file's step."""
+
+    inside: str = ""
+    """Path from the source folder to the file."""
+    outside: str = ""
+    """Name of the source folder."""
+
+
+NO_NAMES = Names()
+
+
 class Origin(NamedTuple):
     """The location of a record, and how it was read."""
 
@@ -30,6 +53,9 @@ class Origin(NamedTuple):
     """Number of the process that wrote the file."""
     exact: bool = False
     """Whether ``parse_exactly`` read it."""
+    names: Names = NO_NAMES
+    numeric: frozenset[str] = frozenset()
+    """Columns with texts that are all numbers."""
 
 
 class ImportedRollout(NamedTuple):
@@ -37,11 +63,13 @@ class ImportedRollout(NamedTuple):
 
     step: int
     row: dict[str, Any]
-    """Columns of the record's rows that the source gives."""
+    """Columns of the record's rows that the source gives; ``prompt`` and ``response`` may be known as ids only."""
     tokens: dict[str, Values]
     """Columns of the record's tokens, each as long as it came; ``mask`` where some before the end were not learned."""
     real: int
     """How many tokens, from the first, are not padding."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know about how the record was read; counted by text."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +79,31 @@ class Format:
     name: str
     what: str
     patterns: tuple[str, ...]
-    """Its files in a folder; the first pattern that any file matches is the one that is read."""
-    recognises: Callable[[Mapping[str, Any]], bool]
-    """Whether a record, whole and readable, is of this format."""
+    """Ends of the paths of its files; the first pattern that has files of this format is the one that is read."""
+    keys: tuple[frozenset[str], ...]
+    """The keys that a record has: all of one of these sets."""
     rollouts: Callable[[dict[str, Any], Origin], Iterable[ImportedRollout]]
     """The rollouts of one record; raises ``Broken``."""
+    accepts: Callable[[Mapping[str, Any]], bool] = lambda record: True
+    """What else makes a record, whole and readable, one of this format."""
     ranks: bool = False
     """Whether the folder holds one file per process."""
+    new_tables: bool = False
+    """Whether no table of Weights & Biases repeats rows of an earlier one, so that they can be followed."""
+    one_run: bool = True
+    """Whether files of the same step or name in different folders are those of different runs."""
     annotations: "Callable[[], Annotations] | None" = None
     """What is written about records after them, in separate files; None = nothing."""
+    check: Callable[[Sequence[Mapping[str, Any]]], None] = lambda records: None
+    """Checks the first records; raises ``UserError``."""
+
+    def recognises(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record is of this format."""
+        return any(keys <= record.keys() for keys in self.keys) and self.accepts(record)
+
+    def resembles(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record has some keys of this format, so that it may be a broken one."""
+        return any(key in record for keys in self.keys for key in keys if key != "step")
 
     def held_out(self) -> "Format":
         """Return the same format for files with responses to held-out prompts; it refuses those of training."""

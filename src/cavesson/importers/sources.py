@@ -1,95 +1,149 @@
 """Find the files of a source that belong to a format, and detect the format of a source."""
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
-from cavesson.importers.reading import SEALED, WANDB_TABLE, File, Record, in_order, parse
-from cavesson.importers.rollout import Broken, Format
+from cavesson.importers.reading import WANDB_TABLE, File, Record, in_order, parse, unsealed, wandb_rows
+from cavesson.importers.rollout import Broken, Format, Names
+from cavesson.importers.steps import run_of, step_in_names
+from cavesson.importers.unknown import holding, unknown
+from cavesson.text.counting import counted
 
 MAX_RANK = 9999
 MAX_PROCESSES = 2**15
 """More files than that are not one per process."""
-OTHER_KINDS = (".gz", ".zst", ".xz", ".zip", ".json")
+RECORDS = (".jsonl", ".parquet", WANDB_TABLE)
+"""Ends of the names of files that can be read."""
+LOOK_AT = 20
 LOOK_AT_FILES = 50
-LOOK_AT_RECORDS = 20
 SHOWN = 5
+_WANDB_FOLDER = "/files/media/"
 
 
-def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[File]:
-    """Return the files of ``source``, which is one file or a folder, ordered by name.
+class Source:
+    """One file or a folder of files, of which each is examined once for the formats of its first records.
 
-    Raises:
-        UserError: There are none and ``missing_ok`` is false.
+    Args:
+        path: The file or folder.
+        formats: The formats to look for.
     """
-    paths = [source] if source.is_file() else _matching(source, format)
-    if not paths and not missing_ok:
-        patterns = " or ".join(format.patterns)
-        raise UserError(f"{source} has no files like {patterns} ({format.what}): give their folder, or one file")
-    if not format.ranks or len(paths) > MAX_PROCESSES:
-        return [File(path) for path in in_order(paths)]
-    return [File(path, rank) for rank, path in _ranks(in_order(paths)).items()]
+
+    def __init__(self, path: Path, formats: Sequence[Format]) -> None:
+        self.path = path
+        self._formats = formats
+        self._kinds: dict[Path, _Kinds] = {}
+
+    def recognise(self, otherwise: Format) -> Format:
+        """Return the one format that matches the first records of files, or ``otherwise`` if only it does.
+
+        Raises:
+            UserError: No format matches, or more than one besides ``otherwise`` does.
+        """
+        paths = self._paths()
+        kinds = {format.name: format for format in self._formats if self._of_format(format, paths)}
+        found = [format for format in kinds.values() if format is not otherwise]
+        if len(found) == 1 or (not found and kinds):
+            return found[0] if found else otherwise
+        if found:
+            names = [format.name for format in found]
+            raise UserError(f"{self.path} can be {' or '.join(names)}: choose one with --format {names[0]}")
+        firsts = {path: first_records(path)[:1] for path in paths[:LOOK_AT_FILES]}
+        raise UserError(unknown(self.path, _all_files(self.path), firsts, self._formats))
+
+    def files(self, format: Format, missing_ok: bool = False) -> list[File]:
+        """Return the files of a format, ordered by name, as far as they have rollouts or do not show what they have.
+
+        Raises:
+            UserError: There are none and ``missing_ok`` is false, or they are those of several runs.
+        """
+        paths = self._paths()
+        chosen = self._of_format(format, paths) or self._undecided(format, paths)
+        if not chosen and not missing_ok:
+            wanted = " or ".join(format.patterns)
+            held = holding(_all_files(self.path)) or "nothing"
+            raise UserError(f"{self.path} has no files like {wanted} ({format.what}): it holds {held}")
+        names = {path: self._names(path) for path in chosen}
+        _check_runs(self.path, format, names.values())
+        if not format.new_tables:
+            chosen = _without_repeated(chosen)
+        if not format.ranks or len(chosen) > MAX_PROCESSES:
+            return [File(path, names=names[path]) for path in chosen]
+        return [File(path, rank, names[path]) for rank, path in _ranks(chosen).items()]
+
+    def notes(self, format: Format, files: Iterable[File]) -> list[str]:
+        """Return a note on the files that were not read, and one on files of the same step in several folders."""
+        read = {file.path for file in files}
+        left = [self._names(path).inside for path in self._paths() if path not in read]
+        notes = [f"{counted(len(left), 'file')} not read: {_some(left)}"] if left else []
+        if not format.one_run and (folders := _clashing([file.names for file in files])):
+            notes.append(f"the same steps are in {counted(len(folders), 'folder')}: {_some(folders)}")
+        return notes
+
+    def _paths(self) -> list[Path]:
+        """Return the files that can be read, by their names before compression."""
+        if not self.path.is_dir():
+            return [unsealed(self.path)]
+        found = {unsealed(path): path for path in _all_files(self.path)}
+        return in_order([path for path in found if path.name.endswith(RECORDS)])
+
+    def _of_format(self, format: Format, paths: Sequence[Path]) -> list[Path]:
+        for pattern in format.patterns if self.path.is_dir() else ("*",):
+            found = _matching(pattern, paths)
+            if any(format.name in self._kind(path).whole for path in found):
+                return [path for path in found if format.name in self._kind(path).like or path not in self._kinds]
+        return []
+
+    def _undecided(self, format: Format, paths: Sequence[Path]) -> list[Path]:
+        found = (_matching(pattern, paths) for pattern in (format.patterns if self.path.is_dir() else ("*",)))
+        return next(filter(None, found), [])
+
+    def _kind(self, path: Path) -> "_Kinds":
+        if path not in self._kinds and (records := first_records(path)):
+            whole = {format.name for format in self._formats if any(map(format.recognises, records))}
+            like = {format.name for format in self._formats if any(map(format.resembles, records))}
+            self._kinds[path] = _Kinds(frozenset(whole), frozenset(whole | like))
+        return self._kinds.get(path, _Kinds())
+
+    def _names(self, path: Path) -> Names:
+        if not self.path.is_dir():
+            return Names(path.name, path.resolve().parent.name)
+        return Names(path.relative_to(self.path).as_posix(), self.path.resolve().name)
 
 
-def _matching(folder: Path, format: Format) -> list[Path]:
-    for pattern in format.patterns:
-        found = [path for path in folder.glob(pattern) if path.is_file() and path.suffix != ".tmp"]
-        if paths := list({_plain(path): path for path in found}.values()):
-            # Each of these tables includes the rows of the earlier ones.
-            return in_order(paths)[-1:] if pattern.endswith(WANDB_TABLE) else paths
-    return []
+class _Kinds(NamedTuple):
+    """The names of formats that the first records of a file are in."""
+
+    whole: frozenset[str] = frozenset()
+    like: frozenset[str] = frozenset()
+    """Those, and the formats that have one of the keys of these records."""
 
 
-def _plain(path: Path) -> Path:
-    """Return the name of a file before compression; during compression, both files exist."""
-    return path.with_suffix("") if path.suffix == SEALED else path
+def _all_files(folder: Path) -> Iterator[Path]:
+    """Yield all files in a folder, except those of run folders in it, which records of Cavesson are."""
+    for name, inner, files in os.walk(folder):
+        if "run.json" in files and "record" in inner and Path(name) != folder:
+            inner.clear()
+            continue
+        yield from (path for file in files if (path := Path(name, file)).suffix != ".tmp")
 
 
-def _ranks(paths: list[Path]) -> dict[int, Path]:
-    """Return files by rank: the last number in each file name if these are unique, otherwise the index of the file."""
-    numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", path.stem))]
-    if paths and len(set(numbers)) == len(paths) and max(numbers) <= MAX_RANK:
-        return dict(sorted(zip(numbers, paths, strict=True)))
-    return dict(enumerate(paths))
+def _matching(pattern: str, paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if any(map(path.match, pattern.split()))]
 
 
-def recognise(source: Path, formats: Iterable[Format], otherwise: Format) -> Format:
-    """Return the one of ``formats`` that matches the files' first readable records, or ``otherwise`` if only it does.
-
-    Raises:
-        UserError: No format matches, or more than one of ``formats`` does.
-    """
-    found = [format for format in formats if _is(source, format)]
-    if not found and _is(source, otherwise):
-        return otherwise
-    if len(found) == 1:
-        return found[0]
-    names = [format.name for format in found]
-    if found:
-        raise UserError(f"{source} can be {' or '.join(names)}: choose one with --format {names[0]}")
-    raise UserError(
-        f"{source} is not in a known format{_first_keys(source)}; known: {', '.join(f.name for f in formats)}\n"
-        "for any other table, name the columns: --map prompt=question --map response=answer --map reward=score"
-    )
-
-
-def _is(source: Path, format: Format) -> bool:
-    files = files_of(source, format, missing_ok=True)
-    return any(format.recognises(record) for file in files[:LOOK_AT_FILES] for record in _first(file.path))
-
-
-def _first(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the first record of a file that is an object, if there is one among its first records."""
+def first_records(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects among the first records of a file."""
     try:
-        for record in islice(File(path).read(last=True), LOOK_AT_RECORDS):
-            if (content := _content(record)) is not None:
-                yield content
-                return
+        records = [_content(record) for record in islice(File(path).read(last=True), LOOK_AT)]
     except (OSError, ValueError):
-        return
+        return []
+    return [record for record in records if record is not None]
 
 
 def _content(record: Record) -> Mapping[str, Any] | None:
@@ -102,25 +156,54 @@ def _content(record: Record) -> Mapping[str, Any] | None:
     return record.content
 
 
-def _first_keys(source: Path) -> str:
-    paths = [source] if source.is_file() else in_order([*source.glob("*.jsonl"), *source.glob("*.parquet")])
-    for path in paths[:LOOK_AT_FILES]:
-        for record in _first(path):
-            return f" ({path.name} begins with the keys {', '.join(map(str, list(record)[:12]))})"
-    if not paths:
-        return f": it has no .jsonl or .parquet files{_elsewhere(source)}"
-    return f": {paths[0].name} does not begin with a JSON object on one line, nor with the rows of a Parquet table"
+def _check_runs(source: Path, format: Format, names: Iterable[Names]) -> None:
+    names = list(names)
+    wandb = {f"/{one.inside}".partition(_WANDB_FOLDER)[0][1:] for one in names if _WANDB_FOLDER in f"/{one.inside}"}
+    runs = in_order([*map(Path, wandb)]) if len(wandb) > 1 else _clashing(names) if format.one_run else []
+    if len(runs) > 1:
+        raise UserError(
+            f"{source} has rollouts of {len(runs)} runs, or of training and validation, in separate folders: "
+            f"import one of them: {_some(map(str, runs))}"
+        )
 
 
-def _elsewhere(folder: Path) -> str:
-    """Return where files that can be imported may be: in folders inside, or in files of another kind."""
-    entries = in_order([*folder.iterdir()])
-    inside = [path.name for path in entries if path.is_dir() and _has_records(path)]
-    if inside:
-        return f"; import one of the folders in it: {', '.join(inside[:SHOWN])}"
-    others = [path.name for path in entries if path.name.endswith(OTHER_KINDS)]
-    return f"; unpack {others[0]}, or write it as JSON Lines, an object on each line" if others else ""
+def _clashing(names: Iterable[Names]) -> list[str]:
+    """Return the folders that have files of the same step, or of the same name, as another one."""
+    folders: defaultdict[object, set[str]] = defaultdict(set)
+    for one in names:
+        folder = run_of(one.inside)
+        folders[one.inside.removeprefix(folder)].add(folder)
+        folders[step_in_names(one._replace(outside=""))].add(folder)
+    folders.pop(None, None)
+    return sorted(set().union(*(found for found in folders.values() if len(found) > 1)))
 
 
-def _has_records(folder: Path) -> bool:
-    return any(path.suffix in (".jsonl", ".parquet") for path in folder.iterdir())
+def _without_repeated(paths: list[Path]) -> list[Path]:
+    """Leave out the tables whose rows all come again at the beginning of the next one of the same name."""
+    tables: defaultdict[tuple[Path, str], list[Path]] = defaultdict(list)
+    for path in paths:
+        if path.name.endswith(WANDB_TABLE):
+            tables[path.parent, re.sub(r"_\d+_.*", "", path.name)].append(path)
+    repeated = {old for found in tables.values() for old, new in pairwise(found) if _has(new, old)}
+    return [path for path in paths if path not in repeated]
+
+
+def _has(new: Path, old: Path) -> bool:
+    try:
+        earlier = list(wandb_rows(old))
+        return list(islice(wandb_rows(new), len(earlier))) == earlier
+    except (OSError, ValueError):
+        return False
+
+
+def _ranks(paths: list[Path]) -> dict[int, Path]:
+    """Return files by rank: the last number in each file name if these are unique, otherwise the index of the file."""
+    numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", path.stem))]
+    if paths and len(set(numbers)) == len(paths) and max(numbers) <= MAX_RANK:
+        return dict(sorted(zip(numbers, paths, strict=True)))
+    return dict(enumerate(paths))
+
+
+def _some(names: Iterable[str]) -> str:
+    names = [*names]
+    return ", ".join([*names[:SHOWN], *["…"][: len(names) > SHOWN]])

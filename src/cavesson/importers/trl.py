@@ -1,52 +1,64 @@
-"""Import TRL's ``log_completions=True``: one ``completions_{step}.parquet`` per log.
+"""Import TRL's ``log_completions=True``: one ``completions_{step}.parquet`` per log, or a table of Weights & Biases.
 
-Source: https://github.com/huggingface/trl.
+Sources: https://github.com/huggingface/trl, https://github.com/modelscope/ms-swift.
 
 A row has ``step, prompt, completion``, one column per reward function, the columns that ``log_extra`` added, and
-``advantage``, but no tokens. Prompts and completions are texts or lists of chat messages.
+``advantage``, but no tokens. Prompts and completions are texts or lists of chat messages. ms-swift writes the same
+columns as lists, one line of ``completions.jsonl`` per log, with other columns after ``advantages``. The first versions
+of TRL had a column ``reward`` instead of the advantage.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from cavesson.importers.fields import conversation, group_of, step_of, with_rest
-from cavesson.importers.packing import is_text
+from cavesson.importers.fields import conversation, group_of, parts_of, reward_of, scored, with_rest
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.importers.samples import samples_of
+from cavesson.importers.steps import step_at
 
 
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
-    """Return the rollout of one row. Every numeric column is a reward; their unweighted sum is the row's reward."""
+    """Return the rollouts of one row or line."""
     for key in ("prompt", "completion"):
         if key not in record:
             raise Broken(f"{key!r} is missing, expected a string or a list of messages")
+    return [_rollout(row, place) for row in samples_of(record, "completion")]
+
+
+def _rollout(record: dict[str, Any], place: Origin) -> ImportedRollout:
     row: dict[str, Any] = {key: conversation(record[name], name) for key, name in _TEXTS.items()}
     row["group"] = group_of(row["prompt"])
-    parts = {key: float(value) for key, value in record.items() if key not in _KNOWN and _is_reward(key, value)}
+    total = [] if _ADVANTAGES & record.keys() else ["reward"]
+    parts = parts_of(record, place, without=[*_KNOWN, *total])
+    row |= {"reward_parts": parts or None}
+    row["reward"] = reward_of(record, "reward") if total else _sum(record, parts)
+    used = ["step", *_TEXTS.values(), *parts, *(scored("reward", record) if total else [])]
+    return ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0)
+
+
+def _sum(record: dict[str, Any], parts: dict[str, float]) -> float:
+    """Return the unweighted sum of the columns of reward functions.
+
+    These hold numbers; columns of other kinds are extra ones, and count only if there are no others.
+    """
     if not parts:
         raise Broken("no reward was measured: there is no number besides step and advantage")
-    row["reward_parts"] = parts
-    measured = [value for value in parts.values() if not math.isnan(value)]
-    row["reward"] = sum(measured) if measured else math.nan
-    return [ImportedRollout(step_of(record), with_rest(row, record, ("step", *_TEXTS.values(), *parts), place), {}, 0)]
+    names = list(record)
+    last = names.index("advantages") if "advantages" in names else len(names)
+    numbers = [name for name in parts if not isinstance(record[name], bool | str) and names.index(name) < last]
+    measured = [parts[name] for name in numbers or parts if not math.isnan(parts[name])]
+    return sum(measured) if measured else math.nan
 
 
 _TEXTS = {"prompt": "prompt", "response": "completion"}
-_KNOWN = ("step", "prompt", "completion", "advantage")
-
-
-def _is_reward(key: str, value: Any) -> bool:
-    return is_text(key) and (isinstance(value, float) or type(value) is int)
-
-
-def _recognises(record: Mapping[str, Any]) -> bool:
-    return {"step", "prompt", "completion", "advantage"} <= record.keys()
-
-
+_ADVANTAGES = {"advantage", "advantages"}
+_KNOWN = ("step", "prompt", "completion", *_ADVANTAGES)
 FORMAT = Format(
     "trl",
-    "TRL: the .parquet files of log_completions",
-    ("completions_*.parquet", "completions/completions_*.parquet", "**/completions_*.parquet", "*.parquet"),
-    _recognises,
+    "TRL and ms-swift: the files or tables of log_completions",
+    ("completions_*.parquet", "completions.jsonl", "*.parquet", "completions*.table.json", "*.table.json"),
+    tuple(frozenset({"step", "prompt", "completion", end}) for end in (*sorted(_ADVANTAGES), "reward")),
     rollouts,
+    new_tables=True,
 )

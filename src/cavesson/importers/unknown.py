@@ -1,0 +1,103 @@
+"""What is said of a source in no known format: what it holds, which format is nearest, and what would read it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cavesson.importers.rollout import Format
+from cavesson.importers.steps import STEP_COLUMNS
+
+First = Mapping[str, Any]
+USUAL = {
+    "prompt": ("prompt", "question", "query", "input", "input_prompt", "problem", "instruction", "prompt_text"),
+    "response": (
+        "response", "completion", "answer", "output", "output_response", "model response", "generated_text",
+        "response_text", "generation", "prediction", "text", "responses", "completions", "outputs",
+    ),
+    "reward": ("reward", "score", "rewards", "total_reward", "final_reward", "scores", "return", "label", "acc"),
+    "step": STEP_COLUMNS,
+}  # fmt: skip
+"""Usual names of what a rollout needs; with them, a mapping can be proposed."""
+_INSTEAD = {
+    (".pt", ".pth", ".pkl", ".pickle"): "{} can execute code when it is read: write its rollouts as JSON Lines",
+    (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz"): "unpack {}",
+    (".json", ".csv", ".tsv", ".npy", ".npz", ".arrow", ".html", ".db"): "write {} as JSON Lines",
+}
+_COLUMNS = 12
+
+
+def unknown(
+    source: Path, files: Iterable[Path], firsts: Mapping[Path, Sequence[First]], known: Iterable[Format]
+) -> str:
+    """Return the message for a source without rollouts in a known format.
+
+    Args:
+        source: File or folder.
+        files: All files in the folder.
+        firsts: The files that can be read, each with the objects among its first records.
+        known: The formats that were tried.
+    """
+    if not firsts:
+        return _nothing_to_read(source, [*files])
+    holds = f" ({holding(files)})" if source.is_dir() else ""
+    objects = {path: records[0] for path, records in firsts.items() if any(records[:1])}
+    if not objects:
+        first = next(iter(firsts)).name if source.is_dir() else "it"
+        return f"{source} is not in a known format{holds}: {first} does not begin with a JSON object on one line" + (
+            ", nor with the rows of a table"
+        )
+    path, record = max(objects.items(), key=lambda one: len(_proposed(one[1])))
+    name = path.relative_to(source) if source.is_dir() else "it"
+    columns = ", ".join([*map(str, list(record)[:_COLUMNS]), *["…"][: len(record) > _COLUMNS]])
+    return f"{source} is not in a known format{holds}: {name} has the columns {columns}\n{_way_out(record, known)}"
+
+
+def holding(files: Iterable[Path]) -> str:
+    """Return how many files of each kind there are: "3 .jsonl files, 1 .png file"."""
+    kinds = Counter(path.suffix or "nameless" for path in files)
+    return ", ".join(f"{count} {kind} {'file' if count == 1 else 'files'}" for kind, count in kinds.most_common())
+
+
+def _nothing_to_read(source: Path, files: Sequence[Path]) -> str:
+    found = f"it holds {holding(files)}" if files else "it is empty"
+    text = f"{source} has no .jsonl, .parquet or .table.json files: {found}"
+    for ends, advice in _INSTEAD.items():
+        if path := next((path for path in sorted(files) if path.name.endswith(ends)), None):
+            return f"{text}\n{advice.format(path.relative_to(source))}"
+    return text
+
+
+def _way_out(record: First, known: Iterable[Format]) -> str:
+    proposed = _proposed(record)
+    names = {name: proposed.get(name, "COLUMN") for name in ("prompt", "response", "reward")} | proposed
+    maps = [f"--map {name}={_quoted(column)}" for name, column in names.items() if name != column]
+    near = min((lacking for format in known if (lacking := _lacking(format, record)).keys), default=None)
+    nearest = f"the nearest format is {near.format}, without {', '.join(near.keys)}; " if near else ""
+    return f"{nearest}to read any other table, name its columns: {' '.join(maps)}"
+
+
+class _Lacking(NamedTuple):
+    number: int
+    format: str
+    keys: list[str]
+
+
+def _lacking(format: Format, record: First) -> _Lacking:
+    keys = min(format.keys, key=lambda keys: len(keys - record.keys()))
+    lacking = sorted(keys - record.keys())
+    return _Lacking(len(lacking), format.name, lacking if 2 * len(lacking) <= len(keys) else [])
+
+
+def _quoted(column: str) -> str:
+    return f"'{column}'" if " " in column else column
+
+
+def _proposed(record: First) -> dict[str, str]:
+    """Return the columns that are likely what a rollout needs, each for one name only."""
+    found: dict[str, str] = {}
+    for name, usual in USUAL.items():
+        column = next((column for column in usual if column in record and column not in found.values()), None)
+        if column is not None:
+            found[name] = column
+    return found

@@ -1,0 +1,19 @@
+"""The vocabulary of a model, which makes the token ids of an import readable."""
+
+from cavesson.importers import Tokenizer
+from cavesson.models.load import load_tokenizer
+
+
+def vocabulary_of(path: str) -> Tokenizer:
+    """Return the vocabulary of a model.
+
+    Args:
+        path: Folder or Hub name of the model.
+
+    Raises:
+        UserError: There is no tokenizer.
+    """
+    tokenizer = load_tokenizer(path)
+    ids = list(range(len(tokenizer)))
+    tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(ids)]
+    return Tokenizer(tokens, tokenizer.batch_decode([[i] for i in ids]), lambda ids: str(tokenizer.decode(list(ids))))
