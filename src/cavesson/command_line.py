@@ -14,6 +14,8 @@ from cavesson.registry import ALGORITHMS
 
 ON_RAY = "CAVESSON_RAY"
 """A variable that is set in the processes of a run on a Ray cluster, to the namespace of its actors."""
+ACCEPT = "--accept-changes"
+"""The flag with which a run continues with rewards that have changed."""
 STAGE = "CAVESSON_STAGE"
 """A variable that is set in the processes of a stage of `align --ray`, to the name of the stage."""
 
@@ -57,6 +59,14 @@ def continuation(folder: Path) -> str | None:
     if ON_RAY in os.environ:
         return command_line(info["algorithm"], "--resume", folder, "--ray")
     return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])
+
+
+def with_accepted(way: str) -> str:
+    """Return a way to continue a run that also accepts a corrected reward."""
+    in_python = "resume=True"
+    if in_python in way:
+        return way.replace(in_python, f"{in_python}, accept_changes=True")
+    return way if ACCEPT in way else f"{way} {ACCEPT}"
 
 
 def way_on(folder: Path) -> str | None:

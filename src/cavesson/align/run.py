@@ -21,7 +21,9 @@ from cavesson.tools.compare import compare, show
 from cavesson.train.run import resume, train
 
 
-def align(stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None = None) -> None:
+def align(
+    stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None = None, accept_changes: bool = False
+) -> None:
     """Run all stages of a recipe: skip those that are done, and continue those that were started.
 
     All stages are checked before the first one runs. The state of an earlier call is read only from their folders.
@@ -30,6 +32,7 @@ def align(stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None
     Args:
         stages: the stages, in the order of the recipe.
         train: runs a stage that trains in other processes; None = in this one.
+        accept_changes: whether a stage continues with rewards that have changed.
 
     Raises:
         UserError: the data of any stage is invalid, or a stage failed.
@@ -48,7 +51,7 @@ def align(stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None
             train(stage)
         else:
             with _named(stage):
-                _run(stage)
+                _run(stage, accept_changes)
         seconds[stage.name] = perf_counter() - start
     if is_main():  # the other processes may get here before the comparison is written
         console.print(_summary(stages, states, seconds))
@@ -56,7 +59,7 @@ def align(stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None
             console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def run_stage(stages: Sequence[Stage], name: str) -> None:
+def run_stage(stages: Sequence[Stage], name: str, accept_changes: bool) -> None:
     """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages.
 
     Raises:
@@ -64,7 +67,7 @@ def run_stage(stages: Sequence[Stage], name: str) -> None:
     """
     stage = next(stage for stage in stages if stage.name == name)
     with _named(stage):
-        _run(stage)
+        _run(stage, accept_changes)
 
 
 @contextmanager
@@ -112,13 +115,13 @@ def _summary(stages: Sequence[Stage], states: dict[str, StageState], seconds: di
     return table
 
 
-def _run(stage: Stage) -> None:
+def _run(stage: Stage, accept_changes: bool) -> None:
     """Run a stage, or continue it if it was started."""
     if isinstance(stage, TrainingStage):
         if stage.state is StageState.NEW:
             train(with_full_paths(stage.settings))
         else:  # a process on a cluster may even find it done: another one was lost at the end of the stage
-            resume(stage.folder, stage.command)
+            resume(stage.folder, stage.command, accept_changes)
         gc.collect()  # a run's objects form reference cycles, and the next stage needs the memory
     elif isinstance(stage, ComparisonStage):
         _compare(stage)

@@ -20,10 +20,11 @@ from cavesson.cli.launch import LAUNCHER, is_launcher, is_ray_launcher, launch, 
 from cavesson.cli.plan import plan_app
 from cavesson.cli.record import AllowRemote, RunPlace, record
 from cavesson.cli.tools import tools
-from cavesson.command_line import STAGE, command_line, continuation
+from cavesson.command_line import ACCEPT, STAGE, command_line, continuation, with_accepted
 from cavesson.errors import (
     StoppedError,
     TerminatedError,
+    UserCodeError,
     UserError,
     leave_for_launcher,
     lost_process,
@@ -63,6 +64,7 @@ app.add_typer(check_app)
 app.add_typer(plan_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
+Accept = Annotated[bool, typer.Option(ACCEPT, help="Resume although rewards have changed, and record that.")]
 Processes = Annotated[int, typer.Option(metavar="N", help="Train in N processes on this machine.")]
 OnRay = Annotated[bool, typer.Option("--ray", help="Train on a Ray cluster; the settings in ray say how.")]
 
@@ -175,7 +177,8 @@ def _way_on(error: BaseException) -> list[str]:
         return []  # the demo always starts over
     is_end = isinstance(error, KeyboardInterrupt | TerminatedError) or no_room(error)
     if sys.argv[1:2] == ["align"] and (notes or is_end):
-        return [f"continue with: {command_line(*sys.argv[1:])}"]
+        way = command_line(*sys.argv[1:])
+        return [f"continue with: {with_accepted(way) if isinstance(error, UserCodeError) else way}"]
     return notes
 
 
@@ -196,14 +199,25 @@ def _add_training(name: str, entry: Entry) -> None:
     def command(
         context: typer.Context,
         resume: Annotated[Path | None, typer.Option(metavar="RUN", help=RESUME)] = None,
+        accept_changes: Accept = False,
         processes: Processes = 1,
         ray: OnRay = False,
         help: Help = False,
     ) -> None:
         if help:
-            explain(context, entry.settings, "RECIPE.toml", "--resume RUN", "… --processes N", "… --ray")
+            explain(
+                context,
+                entry.settings,
+                "RECIPE.toml",
+                "--resume RUN",
+                f"--resume RUN {ACCEPT}",
+                "… --processes N",
+                "… --ray",
+            )
             return
         words, flags = words_and_flags(entry.settings, context.args, "[RECIPE.toml]")
+        if accept_changes and resume is None:
+            raise UserError(f"{ACCEPT} has no effect without --resume RUN")
         if resume is not None and not words:
             from cavesson.train.resuming import settings_of
 
@@ -222,7 +236,7 @@ def _add_training(name: str, entry: Entry) -> None:
         from cavesson.record.show import headline
         from cavesson.train.run import Training
 
-        result = Training(settings, resume=resume is not None).run(keep_metrics=False)
+        result = Training(settings, resume=resume is not None, accept_changes=accept_changes).run(keep_metrics=False)
         if is_main():
             print(f"run      {result.folder}\nmodel    {result.folder}/model")
             print(f"next     {command_line('show', settings.record_place)}\nresult   {headline(result.folder)}")
@@ -255,12 +269,20 @@ def demo(
 
 
 @app.command(context_settings=FLAGS, add_help_option=False)
-def align(context: typer.Context, processes: Processes = 1, ray: OnRay = False, help: Help = False) -> None:
+def align(
+    context: typer.Context,
+    accept_changes: Accept = False,
+    processes: Processes = 1,
+    ray: OnRay = False,
+    help: Help = False,
+) -> None:
     """Run all stages of a recipe: cavesson align recipe.toml. Run again, it resumes where it stopped."""
     from cavesson.align.recipe import AlignSettings, read_recipe
 
     if help:
-        explain(context, AlignSettings, "RECIPE.toml [--stage.setting value …]", "… --processes N", "… --ray")
+        explain(
+            context, AlignSettings, "RECIPE.toml [--stage.setting value …]", f"… {ACCEPT}", "… --processes N", "… --ray"
+        )
         return
     (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
     launches = is_ray_launcher(ray, processes, flags)
@@ -272,9 +294,9 @@ def align(context: typer.Context, processes: Processes = 1, ray: OnRay = False, 
     from cavesson.align.run import run_stage
 
     if ray and not launches:
-        run_stage(stages, os.environ[STAGE])
+        run_stage(stages, os.environ[STAGE], accept_changes)
     else:
-        run_align(stages, train_on_ray if launches else None)
+        run_align(stages, train_on_ray if launches else None, accept_changes)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.cluster.connection import is_on_ray
 from cavesson.config_paths import full_path
 from cavesson.data.chat import read_template
@@ -29,6 +29,7 @@ from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards.base import RewardFunction
+from cavesson.rewards.fingerprint import object_fingerprints, settings_fingerprints
 from cavesson.rewards.shaping import Shaping
 from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.sampling.decoding import check_scoring, full_passes
@@ -63,6 +64,20 @@ class Inputs:
     @property
     def given(self) -> list[str]:
         return [name for name, value in vars(self).items() if value is not None]
+
+    @property
+    def named_rewards(self) -> tuple[Reward, ...]:
+        """The rewards with their names."""
+        given = [self.rewards] if callable(self.rewards) else self.rewards or ()
+        return tuple(
+            one if isinstance(one, Reward) else Reward(getattr(one, "__name__", "reward"), one) for one in given
+        )
+
+    def reward_fingerprints(self, settings: RunSettings) -> dict[str, str]:
+        """Return the fingerprints of the rewards of a run, by their names."""
+        if self.rewards is not None:
+            return object_fingerprints(self.named_rewards)
+        return settings_fingerprints(settings.rewards) if isinstance(settings, RolloutRun) else {}
 
 
 def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes) -> Trainer:
@@ -382,10 +397,7 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
     elif inputs.rewards is None:
         rewards = build_rewards(settings.rewards, device)
     else:
-        given = [inputs.rewards] if callable(inputs.rewards) else inputs.rewards
-        rewards = tuple(
-            one if isinstance(one, Reward) else Reward(getattr(one, "__name__", "reward"), one) for one in given
-        )
+        rewards = inputs.named_rewards
     if not rewards:
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards

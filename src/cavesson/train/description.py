@@ -1,6 +1,7 @@
 """The description of a run in run.json, and checks that what resumes is the same run."""
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from cavesson.record.reader import ELSEWHERE
 from cavesson.registry import name_of
 from cavesson.train.build import Inputs
 from cavesson.train.loop import Trainer
+from cavesson.train.resuming import REWARDS
 
 
-def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
-    """Return the contents of run.json."""
+def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer, rewards: Mapping[str, str]) -> dict[str, Any]:
+    """Return the contents of run.json; `rewards` are the fingerprints of rewards by their names."""
     tokenizer = trainer.tokenizer
     return {
         "cavesson": version("cavesson"),
@@ -32,6 +34,7 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dic
             "bos": tokenizer.bos_token_id,
         },
         **trainer.describe(),
+        **({REWARDS: dict(rewards)} if rewards else {}),
         "steps": trainer.steps,
         "processes": trainer.learner.processes.count,
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")}

@@ -1,8 +1,8 @@
-"""Resuming a run: which settings may change, and how changes are recorded."""
+"""Resuming a run: which settings and rewards may change, and how changes are recorded."""
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.command_line import command_line, continuation, is_trained_here
+from cavesson.command_line import ACCEPT, command_line, continuation, is_trained_here
 from cavesson.config import check, overlaid
 from cavesson.errors import UserError
 from cavesson.record import run_info
@@ -25,6 +25,8 @@ from cavesson.train.loop import Trainer
 
 Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
+Fingerprints = Mapping[str, str]
+"""Of rewards, by their names."""
 
 LENGTH = ("steps", "epochs")
 PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
@@ -35,6 +37,8 @@ MEMORY = (
 """Where and in which parts a step is computed."""
 MAY_CHANGE = (*LENGTH, *PLACES, *MEMORY, "evaluation", "checkpoint", "doctor", "trackers", "project")
 """Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
+REWARDS = "rewards"
+"""What may change if the user accepts it, and where run.json keeps the fingerprints of rewards."""
 
 
 def recorded(folder: Path) -> dict[str, Any]:
@@ -76,30 +80,56 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
     return check(kind, values, source)  # type: ignore[no-any-return]
 
 
-def changes(settings: RolloutRun | ExampleRun) -> Changes:
-    """Return the differences between the settings and those recorded so far for the run in their folder.
+def changes(settings: RolloutRun | ExampleRun, rewards: Fingerprints, accept: bool) -> Changes:
+    """Return the differences between the settings and rewards and those recorded so far for the run in their folder.
+
+    Args:
+        settings: those of now.
+        rewards: the fingerprints of the rewards now.
+        accept: whether rewards may have changed.
 
     Raises:
-        UserError: a setting differs that must not change; the message names it.
+        UserError: something differs that must not change; the message names it.
     """
     folder, info = settings.run, recorded(settings.run)
     _check_algorithm(info, folder, name_of(settings))
     before = check(type(settings), {**info["config"], "run": folder}, f"{folder}/run.json")
     then, now = (to_jsonable_python(dict(flattened(one))) for one in (before, settings))
     found = {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
+    may_change = (*MAY_CHANGE, REWARDS) if accept else MAY_CHANGE
     for name, (was, given) in found.items():
-        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in may_change):
             raise UserError(
                 f"{folder} was started with {name} = {json.dumps(was)}, and cannot resume with {json.dumps(given)}; "
-                f"only these may change: {', '.join(MAY_CHANGE)}"
+                f"only these may change: {', '.join(MAY_CHANGE)}, and with {ACCEPT} {REWARDS}"
             )
+    return found | _changed_rewards(info, rewards, folder, accept)
+
+
+def _changed_rewards(info: dict[str, Any], rewards: Fingerprints, folder: Path, accept: bool) -> Changes:
+    """Return the fingerprints of rewards that have other sources or models than before; older runs have none."""
+    recorded_before = info.get(REWARDS, {})
+    found = {
+        f"{REWARDS}.{name}.fingerprint": [recorded_before[name][:8], now[:8]]
+        for name, now in rewards.items()
+        if recorded_before.get(name, now) != now
+    }
+    if found and not accept:
+        names = " and ".join(name.split(".", 1)[1].removesuffix(".fingerprint") for name in found)
+        way = "accept_changes=True" if info["inputs"] else ACCEPT
+        raise UserError(
+            f"{folder} cannot resume: the reward {names} has another source or model than before; restore it, or "
+            f"accept the change, which the run will record, with {way}"
+        )
     return found
 
 
-def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer) -> None:
-    """Write to run.json the number of processes that train now, and new settings with their previous values."""
+def record_changes(
+    settings: RolloutRun | ExampleRun, changed: Changes, trainer: Trainer, rewards: Fingerprints
+) -> None:
+    """Write to run.json the number of processes that train now, and what has changed, with its previous values."""
     info = recorded(settings.run)
-    now = info | {"processes": trainer.learner.processes.count}
+    now = info | {"processes": trainer.learner.processes.count, **({REWARDS: dict(rewards)} if rewards else {})}
     if changed:
         now |= _changed(settings, changed, trainer, info)
     if "steps" in changed:

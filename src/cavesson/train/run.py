@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.command_line import continuation, way_on
+from cavesson.command_line import continuation, way_on, with_accepted
 from cavesson.config import describe
 from cavesson.errors import (
     NoMemoryError,
@@ -93,6 +93,7 @@ class Training:
             with a name and a weight.
         resume: resume the run in `settings.run` from its newest intact checkpoint, or from its first step if it has no
             checkpoint or does not exist yet. Its length may change, and so may settings that do not affect the results.
+        accept_changes: resume also if the rewards or their source have changed; the run records that.
 
     Raises:
         UserError: something in the settings or the data is wrong, or another process is writing the run.
@@ -107,16 +108,15 @@ class Training:
         prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
         rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None,
         resume: bool = False,
+        accept_changes: bool = False,
     ) -> None:
         self.settings = settings if model is None else as_loaded(settings, model)
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
         self._begun = resume and (settings.run / "run.json").exists()
         if not self._begun:
-            check_writable(settings.run)
-            _check_free(settings.run)
-            if settings.record is not None:
-                check_new_record(settings.record)
-        self._changes = changes(self.settings) if self._begun else {}
+            _check_new(settings, resume, accept_changes)
+        self._rewards = self._inputs.reward_fingerprints(settings)
+        self._changes = changes(self.settings, self._rewards, accept_changes) if self._begun else {}
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
@@ -264,7 +264,7 @@ class Training:
         step = self.trainer.next_step
         if isinstance(error, UserCodeError) and step:
             error.args = (f"{error}\nfix it; the steps before step {step} are recorded",)
-        error.add_note(f"continue with: {way}")
+        error.add_note(f"continue with: {with_accepted(way) if isinstance(error, UserCodeError) else way}")
 
     def _remove_unbegun(self, error: BaseException) -> None:
         """Remove the folder of a run that failed in its first step, because the corrected command needs that folder.
@@ -322,9 +322,9 @@ class Training:
             if settings.record is not None:
                 check_new_record(settings.record)
             self._made = True
-            write_run(folder, describe_run(settings, self._inputs, trainer))
+            write_run(folder, describe_run(settings, self._inputs, trainer, self._rewards))
         else:
-            record_changes(settings, self._changes, trainer)
+            record_changes(settings, self._changes, trainer, self._rewards)
         begin_record(settings, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
@@ -347,19 +347,29 @@ def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **
     return Training(settings, **inputs).run(report)
 
 
-def resume(folder: Path, algorithm: str, flags: Sequence[str] = ()) -> Result:
+def resume(folder: Path, algorithm: str, accept_changes: bool = False) -> Result:
     """Resume a run from its folder.
 
     Args:
         folder: of the run.
         algorithm: its name in the table of algorithms.
-        flags: settings to change from here on, such as `--steps 200`.
+        accept_changes: as in `Training`.
 
     Raises:
-        UserError: there is no run in the folder, its algorithm differs, a setting must not change, or it was started
+        UserError: there is no run in the folder, its algorithm differs, its rewards have changed, or it was started
             from Python with objects that were passed as arguments.
     """
-    return train(settings_of(folder, algorithm, flags), resume=True)
+    return train(settings_of(folder, algorithm, ()), resume=True, accept_changes=accept_changes)
+
+
+def _check_new(settings: RolloutRun | ExampleRun, resume: bool, accept_changes: bool) -> None:
+    """Check that a new run can begin in its folder, and its record in its place."""
+    if accept_changes and not resume:
+        raise UserError("accept_changes has no effect without resume")
+    check_writable(settings.run)
+    _check_free(settings.run)
+    if settings.record is not None:
+        check_new_record(settings.record)
 
 
 def _check_free(folder: Path) -> None:
