@@ -123,21 +123,67 @@ def test_a_probability_of_a_single_output_is_its_sigmoid(folders, tokenizer):
     )
 
 
-def test_a_chat_template_that_is_not_applied_is_said(folders, tokenizer, tmp_path, caplog):
-    for name in ("public", "ours"):
-        model = build("llama")
-        if name == "ours":
-            setattr(model.config, ADDS_START, None)
-        model.save_pretrained(tmp_path / name)
-        templated = copy.deepcopy(tokenizer)
-        templated.chat_template = "{{ messages }}"
-        templated.save_pretrained(tmp_path / name)
-    ClassifierReward(str(folders / "llama"))
-    ClassifierReward(str(tmp_path / "ours"))
+CHATML = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}"
+
+
+def with_template(folder, tokenizer, ours=False):
+    """A classifier whose tokenizer has a chat template."""
+    model = build("llama")
+    if ours:
+        setattr(model.config, ADDS_START, None)
+    model.save_pretrained(folder)
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = CHATML
+    templated.save_pretrained(folder)
+    return str(folder)
+
+
+def score_of(folder, ids):
+    model = LlamaForSequenceClassification.from_pretrained(folder).eval()
+    model.config.pad_token_id = None
+    with torch.no_grad():
+        return float(model(torch.tensor([ids])).logits)
+
+
+def test_conversations_are_read_as_the_classifier_s_own_template_writes_them(tmp_path, tokenizer):
+    folder = with_template(tmp_path, tokenizer)
+    conversation = [{"role": "system", "content": "s"}, {"role": "user", "content": "a<|endoftext|>"}]
+    (end,) = tokenizer("<|endoftext|>")["input_ids"]
+    spelled = [tokenizer(letter)["input_ids"][0] for letter in "<|endoftext|>"]  # what is said is no control token
+    said = [tokenizer(text)["input_ids"] for text in ("[system]s", "[user]a", "[assistant]b")]
+    expected = score_of(folder, [*said[0], end, *said[1], *spelled, end, *said[2], end])
+    asked = {"prompts": ["the policy's text"], "responses": ["b"], "messages": [conversation]}
+    assert ClassifierReward(folder)(**asked) == pytest.approx([expected], abs=1e-5)
+    plain = score_of(folder, tokenizer("the policy's textb")["input_ids"])
+    assert abs(plain - expected) > 1e-3
+    assert ClassifierReward(folder, chat=False)(**asked) == pytest.approx([plain], abs=1e-5)
+    ours = with_template(tmp_path / "ours", tokenizer, ours=True)
+    plain = score_of(ours, tokenizer("the policy's textb")["input_ids"])
+    assert ClassifierReward(ours)(**asked) == pytest.approx([plain], abs=1e-5)
+
+
+def test_plain_prompts_are_turns_of_the_user_only_if_asked_for(tmp_path, tokenizer, caplog):
+    folder = with_template(tmp_path, tokenizer)
+    (end,) = tokenizer("<|endoftext|>")["input_ids"]
+    said = [tokenizer(text)["input_ids"] for text in ("[user]a", "[assistant]b")]
+    chat = score_of(folder, [*said[0], end, *said[1], end])
+    assert ClassifierReward(folder, chat=True)(["a"], ["b"]) == pytest.approx([chat], abs=1e-5)
     assert not caplog.messages
-    ClassifierReward(str(tmp_path / "public"))
-    (said,) = caplog.messages
-    assert "public has a chat template, which is not applied" in said
+    reward = ClassifierReward(folder)
+    for _ in range(2):
+        assert reward(["a"], ["b"]) == pytest.approx([score_of(folder, tokenizer("ab")["input_ids"])], abs=1e-5)
+    (line,) = caplog.messages
+    assert "has a chat template, which is not applied, because the prompts are plain texts" in line
+    ClassifierReward(folder, chat=False)(["a"], ["b"])
+    ClassifierReward(with_template(tmp_path / "ours", tokenizer, ours=True))(["a"], ["b"])
+    assert len(caplog.messages) == 1
+
+
+def test_chat_without_a_template_or_a_classifier_is_refused(folders):
+    with pytest.raises(UserError, match="the classifier has no chat template"):
+        ClassifierReward(str(folders / "llama"), chat=True)
+    with pytest.raises(ValueError, match="only a classifier has a chat template"):
+        RewardSettings(use="sentiment", chat=True)
 
 
 def test_a_classifier_s_probability(folders, tokenizer):

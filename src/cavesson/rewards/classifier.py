@@ -7,8 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from cavesson.data.chat import Chat
 from cavesson.data.settings import SpecialTokenMode
 from cavesson.data.special_tokens import Around, Span, SpecialTokens, Written
+from cavesson.data.types import Turn
 from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
@@ -18,9 +20,11 @@ from cavesson.rewards.limits import CutNotice, longest_text
 _LOGGER = logging.getLogger(__name__)
 
 _TEMPLATE = (
-    "the reward model %s has a chat template, which is not applied: it reads prompt and response as the policy does, "
-    "without a token that ends the turn; see Classifiers in docs/rewards.md"
+    "the reward model %s has a chat template, which is not applied, because the prompts are plain texts: it reads "
+    "prompt and response as the policy does, without a token that ends the turn; set rewards.chat = true to apply it, "
+    "or false to leave it out"
 )
+Messages = Sequence[Mapping[str, Any]]
 
 
 class ClassifierReward:
@@ -37,6 +41,12 @@ class ClassifierReward:
         special_tokens: whether special tokens in a prompt that is a plain `str` are read as "text" or as "control"
             tokens. Prompts written by a run's chat template carry this information themselves; in responses, special
             tokens are always text.
+        chat: whether the classifier's own chat template writes the text that it reads, where a plain prompt is a turn
+            of the user. None = for prompts that are conversations, if it has a template and was not trained by
+            Cavesson, whose reward models learn from the policy's texts.
+
+    Raises:
+        UserError: there is no such classifier or output, or it has no chat template to apply.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class ClassifierReward:
         dtype: str = "float32",
         device: str | torch.device = "cpu",
         special_tokens: SpecialTokenMode = "text",
+        chat: bool | None = None,
     ) -> None:
         if dtype not in DTYPES or score not in ("logit", "probability"):
             raise UserError(
@@ -62,29 +73,57 @@ class ClassifierReward:
         model.forward = without_tf32()(model.forward)  # a reward may be computed beside the update
         self.score, self.batch_size = score, batch_size
         self.special, self.special_tokens = SpecialTokens(self.tokenizer), special_tokens
-        self.around = Around.of(self.tokenizer)
+        self.template, self.around = Chat(self.tokenizer), Around.of(self.tokenizer)
         limit = longest_text(model, self.tokenizer)
         self.longest = None if limit is None else max(1, limit - sum(map(len, self.around)))
         self.adds_start = getattr(model.config, ADDS_START, None) is not False
-        if self.tokenizer.chat_template and not hasattr(model.config, ADDS_START):  # not a model of ours
-            _LOGGER.warning(_TEMPLATE, path)
+        if chat and not self.tokenizer.chat_template:
+            raise UserError(f"reward {path}: chat = true, but the classifier has no chat template")
+        is_ours = hasattr(model.config, ADDS_START)
+        self.path, self.chat, self._is_reported = path, chat, False
+        self.renders = bool(self.tokenizer.chat_template) and chat is not False and not (chat is None and is_ours)
 
     @torch.no_grad()
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        responses: Sequence[str],
+        messages: Sequence[Messages | None] | None = None,
+        **_: Any,
+    ) -> list[float]:
         texts = [
-            Written(prompt + response, self._control(prompt))
-            for prompt, response in zip(prompts, responses, strict=True)
+            self._text(prompt, response, conversation)
+            for prompt, response, conversation in zip(
+                prompts, responses, messages or [None] * len(prompts), strict=True
+            )
         ]
         scores: list[float] = []
         for start in range(0, len(texts), self.batch_size):
-            part = self.special.encode(texts[start : start + self.batch_size], add=False, longest=self.longest)
-            full = [text for text, one in zip(texts[start:], part, strict=False) if len(one.ids) == self.longest]
+            some = texts[start : start + self.batch_size]
+            part = self.special.encode([text for text, _ in some], add=False, longest=self.longest)
+            full = [text for (text, _), one in zip(some, part, strict=True) if len(one.ids) == self.longest]
             self.notice(self.longest, full, self._sizes)
-            ids = {"input_ids": [self._whole(one.ids) for one in part]}
+            rows = zip(some, part, strict=True)
+            ids = {"input_ids": [one.ids if rendered else self._whole(one.ids) for (_, rendered), one in rows]}
             inputs = self.tokenizer.pad(ids, return_tensors="pt").to(self.model.device)
             logits = self.model(**inputs).logits.float()
             scores += self._outputs(logits)[:, self.label].tolist()
         return scores
+
+    def _text(self, prompt: str, response: str, conversation: Messages | None) -> tuple[Written, bool]:
+        """Return the text of a prompt and its response, and whether the classifier's chat template has written it."""
+        if self.renders and (conversation is not None or self.chat):
+            asked = conversation if conversation is not None else [{"role": "user", "content": prompt}]
+            turns = [_turn(message) for message in [*asked, {"role": "assistant", "content": response}]]
+            return self.template.render(turns), True
+        if self.renders:
+            self._report_template()
+        return Written(prompt + response, self._control(prompt)), False
+
+    def _report_template(self) -> None:
+        if not self._is_reported:
+            _LOGGER.warning(_TEMPLATE, self.path)
+        self._is_reported = True
 
     def _outputs(self, logits: Tensor) -> Tensor:
         """Return logits `[B, N]` as they are, or as probabilities; those of a single output are not among others."""
@@ -110,6 +149,11 @@ class ClassifierReward:
         if isinstance(prompt, Written):
             return prompt.control
         return self.special.spans(prompt) if self.special_tokens == "control" else ()
+
+
+def _turn(message: Mapping[str, Any]) -> Turn:
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return Turn(str(message["role"]), message.get("content"), others)
 
 
 def _output(path: str, label: int | str | None, names: Mapping[int, str]) -> int:

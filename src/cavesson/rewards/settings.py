@@ -1,8 +1,8 @@
 """Settings of rewards, their weights, and the shaping of their sum."""
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import FunctionName, full_path
@@ -18,6 +18,9 @@ class RewardSettings(Settings):
     """name in the record; none = the name of the function, or `use`"""
     weight: float = 1.0
     """factor in the sum"""
+    chat: bool | None = None
+    """whether a classifier's own chat template writes the text that it reads; none = where it has one, it was not
+    trained by Cavesson, and the prompt is a conversation"""
     options: dict[str, Any] = Field(default_factory=dict)
     """arguments of a code, classifier, pipeline or HTTP reward, such as path, label and url: docs/rewards.md"""
 
@@ -25,6 +28,12 @@ class RewardSettings(Settings):
     def label(self) -> str:
         """The name of the reward in the record."""
         return self.name or self.use.rpartition(":")[2]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.use != "classifier":
+            self.refuse("chat", f"with use = {self.use!r}: only a classifier has a chat template")
+        return self
 
     @field_validator("options")
     @classmethod

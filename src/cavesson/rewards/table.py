@@ -109,7 +109,8 @@ def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:
         return SERVICES[settings.use](**settings.options)
     if settings.use in MODELS:
         try:
-            return MODELS[settings.use](**{"device": device, **settings.options})
+            chat = {"chat": settings.chat} if settings.use == "classifier" else {}
+            return MODELS[settings.use](**{"device": device, **chat, **settings.options})
         except TypeError as error:
             raise UserError(f"reward {settings.use!r}: options: {error}") from None
     if settings.options:
