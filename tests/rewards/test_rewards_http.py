@@ -301,6 +301,23 @@ def test_secrets_come_from_the_environment_and_stay_there(server, monkeypatch):
     assert "abc" not in str(reward.settings)
 
 
+def test_secrets_can_be_in_files_and_so_can_the_url(server, tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("Bearer of-a-file\n")
+    (tmp_path / "url").write_text(f"{server.url}/lengths/plain?token=Zq9xYw81\n")
+    monkeypatch.setenv("MY_URL", f"{server.url}/lengths/plain?token=Zq9xYw81")
+    headers = {"Authorization": f"file:{tmp_path / 'token'}"}
+    for url in ("env:MY_URL", f"file:{tmp_path / 'url'}"):
+        reward = HttpReward(url=url, headers_env=headers)
+        assert reward(["a"], ["b"]) == [1.0]
+        assert server.headers[-1]["authorization"] == "Bearer of-a-file"
+        assert str(reward.endpoint.failed("failed")) == f"the reward at {url} failed"
+        assert "Zq9xYw81" not in str(reward.settings)
+    for url in ("env:NOT_SET", f"file:{tmp_path / 'none'}", f"file:{tmp_path / 'token'}"):
+        with pytest.raises(UserError, match=r"which is not set|cannot be read|is not a URL") as raised:
+            HttpReward(url=url)
+        assert "of-a-file" not in str(raised.value)
+
+
 def test_a_run_with_it_records_everything_but_the_secret(server, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "Bearer very-secret")
     options = {"url": f"{server.url}/lengths/parts", "headers_env": {"Authorization": "MY_TOKEN"}, "batch_size": 3}

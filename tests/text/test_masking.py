@@ -30,6 +30,7 @@ VALUES: tuple[Any, ...] = (
     ["--api-key", "¤"], ("serve", "--hf-token", "¤", "--port", "1"), {"headers": {"Authorization": "¤"}},
     {"options": {"api_key": "¤"}}, {"hub_token": "¤"}, {"wandb": {"apiKey": "¤"}}, {"password": "¤"},
     {"rewards": [{"options": {"url": "https://h/?token=¤"}}]}, {"client_secret": "¤"}, {"token": "¤"},
+    {"path": "https://h/?token=¤", "headers_env": {"A": "--api-key=¤"}},
 )  # fmt: skip
 HARMLESS: tuple[Any, ...] = (
     {"headers_env": {"Authorization": "REWARD_TOKEN"}}, {"api_key": "env:NAME", "token": "file:~/token"},

@@ -53,6 +53,17 @@ def test_each_step_samples_from_the_weights_of_the_step(server: StandIn, tmp_pat
     assert server.paths.count("/update_weight_version") == 3
 
 
+def test_a_server_with_a_key_answers_a_run_that_has_it(
+    untied_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(untied_folder, key="a key") as server:
+        with pytest.raises(ServerError, match=f"the vLLM server at {server.url} answered 401"):
+            run(server, tmp_path / "without", steps=1)
+        monkeypatch.setenv("VLLM_API_KEY", "a key")
+        run(server, tmp_path / "with", steps=1)
+    assert b"a key" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_the_same_seed_gives_the_same_responses(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     run(server, tmp_path / "one")
     with serving(untied_folder) as other:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import vllm_stand_in
 from train_helpers import LORA, PROMPTS, settings, uneven
@@ -30,7 +31,17 @@ def python(tmp_path: Path) -> str:
 def state(training: Training) -> dict[str, Any]:
     """What the server says of itself."""
     client = training.trainer.batches.collector.sampler.client  # type: ignore[attr-defined]
-    return httpx.get(f"{client.servers[0].url}/health").json()  # type: ignore[no-any-return]
+    server = client.servers[0]
+    # Without the key of its run, the server answers nothing else.
+    assert httpx.post(f"{server.url}/wake_up").status_code == 401
+    key = server.headers["Authorization"].removeprefix("Bearer ")
+    assert len(key) >= 32 and not any(key in line for line in command_lines())
+    return httpx.get(f"{server.url}/health").json()  # type: ignore[no-any-return]
+
+
+def command_lines() -> list[str]:
+    """The command lines of all processes, as other users of the machine see them."""
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
 @pytest.mark.sampled(1)

@@ -30,7 +30,7 @@ def board(
 ) -> None:
     """Show runs in the browser: cavesson board RUN [RUN …]."""
     if no_token and token is not None:
-        raise UserError("give --token or --no-token, not both")
+        raise UserError("give only one of --token, --no-token")
     if token == "":
         raise UserError("the token is empty: give another with --token, or leave it out")
     given = None if no_token else token or ""

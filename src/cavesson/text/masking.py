@@ -103,8 +103,8 @@ def place_of_secret(value: Any) -> str | None:
 
 def _masked_entry(name: str, value: Any) -> Any:
     words = _words(name)
-    if words and words[-1] in _REFERENCES:
-        return value
+    if words and words[-1] in _REFERENCES:  # as in `headers_env`, whose own names say nothing about the values
+        return {key: masked(one) for key, one in value.items()} if isinstance(value, Mapping) else masked(value)
     return MASK if isinstance(value, str) and _is_secret(words) and _is_literal(value) else masked(value)
 
 
