@@ -1,6 +1,6 @@
 """Prompts as token ids, in an order that depends only on the seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,11 +13,13 @@ from cavesson.data.chat import Chat
 from cavesson.data.encode import Encoder, asked_of
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
+from cavesson.data.formats import convert
 from cavesson.data.load import ARGUMENTS, load, split
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PromptSettings
 from cavesson.data.types import Content, Prompt
+from cavesson.data.usage import Usage
 from cavesson.errors import UserError
 from cavesson.types import Batch
 
@@ -55,13 +57,19 @@ class PromptSet:
     @cached_property
     def extra(self) -> tuple[str | None, ...]:
         """Of each prompt, the columns for which the record has no column of its own, as a JSON object."""
-        return tuple(as_json(self._extra(row)) or None for row in range(len(self)))
+        return tuple(as_json(extra) if (extra := self._extra(row)) else None for row in range(len(self)))
 
     def _extra(self, row: int) -> dict[str, Any]:
-        values = {name: column[row] for name, column in self.columns.items() if name != "ground_truth"}
-        # The column that the prompt was read from, unless it was rendered, is in the record already.
-        recorded = {"prompt": self.texts[row], "text": self.texts[row], **dict.fromkeys(values)}
-        return {name: value for name, value in values.items() if value is not None and recorded[name] != value}
+        # The column that the prompt was read from, unless it was rendered, is in the record already, as is the answer.
+        recorded = {"prompt": self.texts[row], "text": self.texts[row]}
+        values = {name: column[row] for name, column in self.columns.items()}
+        if isinstance(truth := values.get("ground_truth"), str):
+            recorded["ground_truth"] = truth
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and not (isinstance(value, str) and value == recorded.get(name))
+        }
 
     def holding_out(self, held_out: "PromptSet", source: str) -> "PromptSet":
         """Return these prompts with others that are held out.
@@ -77,6 +85,10 @@ class PromptSet:
         if missing:
             raise UserError(f"{source} have no column {missing[0]!r}, which rewards get of the other prompts; add it")
         return replace(self, held_out=held_out)
+
+    def with_nulls(self, names: Iterable[str]) -> "PromptSet":
+        """Return these prompts with nulls in those of the named columns that they do not have."""
+        return replace(self, columns={**{name: (None,) * len(self) for name in names}, **self.columns})
 
     def order(self, seed: int, shuffle: bool) -> Stream[int]:
         """Return a stream of prompt indices, in endless passes over the data."""
@@ -120,7 +132,10 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     if not loaded.held_out:
         return prompts
     source = f"the held-out rows of {settings.validation_path or settings.path or 'the data'}"
-    return prompts.holding_out(_prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source), source)
+    held_out = _prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source)
+    if not settings.has_held_out_source:  # rows of one source may have different columns
+        held_out = held_out.with_nulls(prompts.columns)
+    return prompts.holding_out(held_out, source)
 
 
 def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
@@ -166,7 +181,7 @@ def given_prompts(
     """Tokenize prompts that a Python caller gives, and hold out the last fraction of them that the settings ask for.
 
     Args:
-        given: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
+        given: texts, or columns by name, which are read as rows of the format `prompt`.
         settings: of the prompts.
         tokenizer: tokenizer of the model.
 
@@ -180,16 +195,31 @@ def given_prompts(
     columns = dict(given) if isinstance(given, Mapping) else {"prompt": given}
     if "prompt" not in columns:
         raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
-    chat = Chat.of(settings, tokenizer)
+    chat, usage = Chat.of(settings, tokenizer), Usage(Prompt, {})
 
     def some(rows: Sequence[int], source: str) -> PromptSet:
-        mine = {name: [values[row] for row in rows] for name, values in columns.items()}
-        texts = mine.pop("prompt")
-        return tokenize(texts, tokenizer, settings.max_prompt_tokens, columns=mine, source=source, chat=chat)
+        read = [_given_row(columns, row, f"{source}: row {row + 1}", settings, usage) for row in rows]
+        if not isinstance(given, Mapping):
+            read = [replace(one, columns={}) for one in read]
+        return _prompt_set(read, chat, settings.max_prompt_tokens, source)
 
     rows, last = split(list(range(len(columns["prompt"]))), settings.validation, "prompts=")
     prompts, source = some(rows, "the prompts"), "the held-out prompts"
+    if isinstance(given, Mapping):
+        prompts = replace(prompts, usage=(f"columns: {usage.line()}",))
     return prompts.holding_out(some(last, source), source) if last else prompts
+
+
+def _given_row(
+    columns: Mapping[str, Sequence[Any]], row: int, place: str, settings: PromptSettings, usage: Usage
+) -> Prompt:
+    values = {name: column[row] for name, column in columns.items()}
+    shown = {name: value for name, value in values.items() if name not in settings.ignore}
+    fields = Fields(Row(place, shown, original=values), Notes(), chat=settings.chat)
+    prompt = convert("prompt", fields, Prompt)
+    usage.add(fields)
+    usage.check(fields, "prompt")
+    return prompt
 
 
 def _content(prompt: Any, place: str) -> Content:

@@ -118,7 +118,9 @@ class Usage:
             return f"Cavesson trains on text only; to train on the text alone, set {ignored}"
         uses = {ours: name for name in dropped if (ours := _OTHER_NAMES.get(name) or self._same_role(name))}
         use = ", ".join(f'{ours} = "{name}"' for ours, name in uses.items())
-        return f"{f'use it with data.columns = {{{use}}}, or ' if use else ''}leave it out on purpose with {ignored}"
+        them = "it" if len(dropped) == 1 else "them"
+        leave = f"leave {them} out on purpose with {ignored}"
+        return f"use {them} with data.columns = {{{use}}}, or {leave}" if use else leave
 
     def _same_role(self, name: str) -> str | None:
         """Return the column whose place a column could take."""
@@ -137,4 +139,4 @@ def _is_said(name: str, fields: Fields) -> bool:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    return f"the column{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"
+    return f"the column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
