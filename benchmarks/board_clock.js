@@ -84,14 +84,19 @@
     while (!quiet()) await pause();
   }
 
-  /** Milliseconds from the event to the first frame with what was awaited and to the last that changed; null if none. */
-  async function reaction(patient = true) {
+  /**
+   * Milliseconds from the event to the first frame with what was awaited and to the last that changed; null if none.
+   *
+   * @param mayMiss whether the event may have had no effect; the page's own start has one, however late
+   */
+  async function reaction(patient = true, mayMiss = true) {
     const began = performance.now();
     while (performance.now() - began < PATIENCE_MS) {
       await pause();
       const all = [...marks.values()];
       const there = all.find((one) => one.there);
-      if (kind === null && !there && quiet() && performance.now() - Math.max(start, began) > MISSED_MS) return null;
+      const missed = kind === null && !there && quiet() && performance.now() - Math.max(start, began) > MISSED_MS;
+      if (missed && mayMiss) return null;
       if (kind !== null || !there?.painted || (patient && !(quiet() && all.every((one) => one.painted)))) continue;
       return { shown: there.painted - start, all: Math.max(...paints(all)) - start };
     }
@@ -105,7 +110,7 @@
 
   /** The first frame with what is expected, in milliseconds since 1970. */
   async function painted() {
-    return performance.timeOrigin + (await reaction(false)).shown;
+    return performance.timeOrigin + (await reaction(false, false)).shown;
   }
 
   /** How long each frame took while `ms` milliseconds passed; no frame is marked meanwhile, which would take its time. */

@@ -148,6 +148,13 @@ def test_every_evaluation_of_a_long_run_is_shown(folder):
     assert [row["step"] for row in table(shown(folder, split="eval"), "steps")] == ["7", "22", "37", "52"]
 
 
+def test_what_the_lists_leave_out_is_said(both, folder):
+    assert "left out of the lists: 2 held-out responses; --held-out shows them" in shown(both)
+    assert "left out of the lists: 4 training responses; without --held-out" in shown(both, split="eval")
+    assert "left out of the lists: 1 held-out response" in shown(both, step=0)
+    assert "left out" not in shown(both, step=1)
+
+
 def test_the_header_counts_training_and_held_out_responses_apart(both):
     header = shown(both).split("\nsteps: means")[0]
     facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in header.split("\n") if "  " in line.strip())

@@ -16,7 +16,7 @@ from cavesson.record.masked import padding_at_end
 from cavesson.record.reader import Run
 from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
-from cavesson.record.splits import HELD_OUT, Split, of_split, rollout_counts
+from cavesson.record.splits import HELD_OUT, OTHER, Split, of_split, rollout_counts
 from cavesson.record.storage import Location
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
@@ -86,6 +86,15 @@ def show(
     _show_steps(run, console, split)
     for title, (column, order) in EXTREMES.items():
         _show_extremes(run, console, title, f"{column} {order}", step, limit, split)
+    _show_left_out(run, console, step, split)
+
+
+def _show_left_out(run: Run, console: Console, step: int | None, split: Split) -> None:
+    """Say how many responses of the other split the lists leave out."""
+    left_out = of_split(run.rows(["step", "split"], None if step is None else [step]), OTHER[split]).num_rows
+    if left_out:
+        kind, way = ("held-out", "--held-out shows them") if split == "train" else ("training", "without --held-out")
+        console.print(f"left out of the lists: {counted(left_out, f'{kind} response')}; {way}", highlight=False)
 
 
 def _show_one(run: Run, console: Console, step: int | None, sample: int, split: Split) -> None:
