@@ -139,13 +139,20 @@ def _row_value(column: Column, value: Any, key: str, place: Origin) -> Any:
     if column.name == "group" and is_text(value):
         return group_of(value)
     if pa.types.is_map(column.type):
-        return (parts_of(value, place) or None) if isinstance(value, Mapping) else None
+        return _map(column, value, place) if isinstance(value, Mapping) else None
     if pa.types.is_floating(column.type):
         return as_number(value)
     if pa.types.is_list(column.type):
         return value if pack_whole(value, low=0) is not None else None
     fits = is_text(value) if pa.types.is_string(column.type) else pack_whole([value], *_BOUNDS[column.type]) is not None
     return value if fits else None
+
+
+def _map(column: Column, value: Mapping[str, Any], place: Origin) -> dict[str, Any] | None:
+    """Return the entries of an object that fit, if any."""
+    if pa.types.is_floating(column.type.item_type):
+        return parts_of(value, place) or None
+    return {name: text for name, text in value.items() if is_text(name) and is_text(text)} or None
 
 
 _BOUNDS = {pa.int32(): (-(2**31), 2**31 - 1), pa.int64(): (-(2**63), 2**63 - 1)}
@@ -166,8 +173,8 @@ def _is_kept(name: str, values: Mapping[str, Any], row: Mapping[str, Any], token
     value = values[name]
     if name == "reward" and isinstance(value, list):
         return "token_reward" in tokens and "token_reward" not in values
-    if name == "reward_parts":
-        return name in row and value.keys() <= row[name].keys()
+    if isinstance(value, Mapping) and isinstance(row.get(name), dict):
+        return value.keys() <= row[name].keys()
     if name.startswith(_PART):
         return name.removeprefix(_PART) in row.get("reward_parts", ())
     return name in row and (name != "group" or not isinstance(value, str))
