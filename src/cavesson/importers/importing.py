@@ -6,7 +6,7 @@ import time
 from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -109,10 +109,10 @@ class Import:
         """Check the first records, once there are some, and find columns of numbers that are written as texts."""
         if self._is_prepared:
             return
-        records = [record for file in islice(files, SAMPLED) for record in first_records(file.path)]
-        if records:
-            self._format.check(records)
-            self.batch.numeric = numeric_columns(records)
+        sampled = [file.path for file in islice(files, SAMPLED)]
+        if any(True for path in sampled for _ in first_records(path)):
+            self._format.check(chain.from_iterable(map(first_records, sampled)))
+            self.batch.numeric = numeric_columns(chain.from_iterable(map(first_records, sampled)))
             self._is_prepared = True
 
     def remarks(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Import any other table of rollouts, JSON lines or Parquet, with a mapping of its columns to the record's."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -69,12 +69,15 @@ def _has(record: Mapping[str, Any], name: str) -> bool:
     return name in record or pick(record, name) is not None
 
 
-def _check(columns: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
+def _check(columns: Mapping[str, str], records: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a mapping of a column that none of the first records has, which is a typing error."""
-    for name, column in columns.items():
-        if NUMBER not in column and not any(_has(record, column) for record in records):
-            found = dict.fromkeys(key for record in records for key in record)
-            raise UserError(f"--map {name}={column}: no record has this column; columns are {', '.join(found)}")
+    missing = {name: column for name, column in columns.items() if NUMBER not in column}
+    found: dict[str, None] = {}
+    for record in records:
+        found |= dict.fromkeys(record)
+        missing = {name: column for name, column in missing.items() if not _has(record, column)}
+    for name, column in missing.items():
+        raise UserError(f"--map {name}={column}: no record has this column; columns are {', '.join(found)}")
 
 
 def _rollouts(
@@ -174,7 +177,7 @@ def _is_kept(name: str, values: Mapping[str, Any], row: Mapping[str, Any], token
     if name == "reward" and isinstance(value, list):
         return "token_reward" in tokens and "token_reward" not in values
     if isinstance(value, Mapping) and isinstance(row.get(name), dict):
-        return value.keys() <= row[name].keys()
+        return bool(value.keys() <= row[name].keys())
     if name.startswith(_PART):
         return name.removeprefix(_PART) in row.get("reward_parts", ())
     return name in row and (name != "group" or not isinstance(value, str))

@@ -13,7 +13,17 @@ contains every episode under ``all``, and a copy of those that were trained on u
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cavesson.importers.fields import MAX_STEP, excerpt, group_of, message_text, nested, text_of, to_json, with_rest
+from cavesson.importers.fields import (
+    MAX_STEP,
+    as_number,
+    excerpt,
+    group_of,
+    message_text,
+    nested,
+    text_of,
+    to_json,
+    with_rest,
+)
 from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
 from cavesson.importers.prime_annotations import Annotations, paths_of
 from cavesson.importers.prime_rollouts import ROLLOUT_KEYS, rollout_of
@@ -96,11 +106,11 @@ def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
         raise Broken(f"'rewards' is {excerpt(rewards)}, expected an object")
     scored = {name: r if isinstance(r, Mapping) else {"score": r} for name, r in rewards.items() if r is not None}
     for name, reward in scored.items():
-        if not is_text(name) or not is_number(reward.get("score")) or not is_number(reward.get("weight", 1.0)):
+        if not is_text(name) or as_number(reward.get("score")) is None or not is_number(reward.get("weight", 1.0)):
             raise Broken(f"the reward {name!r} is {excerpt(rewards[name])}, expected a score and a weight")
     if not scored:
         raise Broken(f"the trace was not scored; its errors: {excerpt(trace.get('errors'), 200)}")
-    total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scored.values())
+    total = sum(float(reward["score"]) * reward.get("weight", 1.0) for reward in scored.values())
     return float(total), {name: float(reward["score"]) for name, reward in scored.items()}
 
 

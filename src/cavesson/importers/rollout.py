@@ -94,7 +94,7 @@ class Format:
     """Whether files of the same step or name in different folders are those of different runs."""
     annotations: "Callable[[], Annotations] | None" = None
     """What is written about records after them, in separate files; None = nothing."""
-    check: Callable[[Sequence[Mapping[str, Any]]], None] = lambda records: None
+    check: Callable[[Iterable[Mapping[str, Any]]], None] = lambda records: None
     """Checks the first records; raises ``UserError``."""
 
     def recognises(self, record: Mapping[str, Any]) -> bool:

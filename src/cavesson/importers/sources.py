@@ -21,6 +21,8 @@ MAX_PROCESSES = 2**15
 RECORDS = (".jsonl", ".parquet", WANDB_TABLE)
 """Ends of the names of files that can be read."""
 LOOK_AT = 20
+"""Records of a file that show what it has, unless the first ones are large."""
+LOOK_AT_BYTES = 1 << 20
 LOOK_AT_FILES = 50
 SHOWN = 5
 _WANDB_FOLDER = "/files/media/"
@@ -53,7 +55,7 @@ class Source:
         if found:
             names = [format.name for format in found]
             raise UserError(f"{self.path} can be {' or '.join(names)}: choose one with --format {names[0]}")
-        firsts = {path: first_records(path)[:1] for path in paths[:LOOK_AT_FILES]}
+        firsts = {path: next(first_records(path), None) for path in paths[:LOOK_AT_FILES]}
         raise UserError(unknown(self.path, _all_files(self.path), firsts, self._formats))
 
     def files(self, format: Format, missing_ok: bool = False) -> list[File]:
@@ -104,10 +106,15 @@ class Source:
         return next(filter(None, found), [])
 
     def _kind(self, path: Path) -> "_Kinds":
-        if path not in self._kinds and (records := first_records(path)):
-            whole = {format.name for format in self._formats if any(map(format.recognises, records))}
-            like = {format.name for format in self._formats if any(map(format.resembles, records))}
-            self._kinds[path] = _Kinds(frozenset(whole), frozenset(whole | like))
+        if path in self._kinds:
+            return self._kinds[path]
+        like: set[str] = set()
+        for record in first_records(path):
+            whole = {format.name for format in self._formats if format.recognises(record)}
+            like |= whole | {format.name for format in self._formats if format.resembles(record)}
+            self._kinds[path] = _Kinds(frozenset(whole), frozenset(like))
+            if whole:
+                break
         return self._kinds.get(path, _Kinds())
 
     def _names(self, path: Path) -> Names:
@@ -137,13 +144,16 @@ def _matching(pattern: str, paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if any(map(path.match, pattern.split()))]
 
 
-def first_records(path: Path) -> list[Mapping[str, Any]]:
-    """Return the objects among the first records of a file."""
+def first_records(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects among the first records of a file."""
     try:
-        records = [_content(record) for record in islice(File(path).read(last=True), LOOK_AT)]
+        for record in islice(File(path).read(last=True), LOOK_AT):
+            if (content := _content(record)) is not None:
+                yield content
+            if record.offset > LOOK_AT_BYTES:
+                return
     except (OSError, ValueError):
-        return []
-    return [record for record in records if record is not None]
+        return
 
 
 def _content(record: Record) -> Mapping[str, Any] | None:

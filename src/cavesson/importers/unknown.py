@@ -27,21 +27,19 @@ _INSTEAD = {
 _COLUMNS = 12
 
 
-def unknown(
-    source: Path, files: Iterable[Path], firsts: Mapping[Path, Sequence[First]], known: Iterable[Format]
-) -> str:
+def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | None], known: Iterable[Format]) -> str:
     """Return the message for a source without rollouts in a known format.
 
     Args:
         source: File or folder.
         files: All files in the folder.
-        firsts: The files that can be read, each with the objects among its first records.
+        firsts: The files that can be read, each with the first of its records that is an object.
         known: The formats that were tried.
     """
     if not firsts:
         return _nothing_to_read(source, [*files])
     holds = f" ({holding(files)})" if source.is_dir() else ""
-    objects = {path: records[0] for path, records in firsts.items() if any(records[:1])}
+    objects = {path: record for path, record in firsts.items() if record}
     if not objects:
         first = next(iter(firsts)).name if source.is_dir() else "it"
         return f"{source} is not in a known format{holds}: {first} does not begin with a JSON object on one line" + (
