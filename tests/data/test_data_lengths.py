@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from text_helpers import CHATML, byte_pairs
+from text_helpers import QWEN3, byte_pairs
 
 from cavesson.data.lengths import count_tokens, histogram, predict, show_lengths
+from cavesson.data.notes import Notes
 from cavesson.data.settings import AnyDataSettings, LengthSettings
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
 
 
 def counted(*rows: Prompt | Demonstration | Pair, **options: object) -> dict[str, list[int]]:
-    counts = count_tokens(rows, tiny_tokenizer(), AnyDataSettings(**options))
+    counts = count_tokens(rows, tiny_tokenizer(), AnyDataSettings(**options), Notes())
     return {name: values.tolist() for name, values in counts.items()}
 
 
@@ -35,12 +37,18 @@ def test_the_limits_do_not_shorten_what_is_counted():
     assert counted(Prompt("abc"), max_prompt_tokens=1) == {"prompt": [3]}
 
 
-def test_a_row_of_which_nothing_is_learned_is_all_prompt():
-    turns = (Turn("user", "a"), Turn("system", "b"))
-    row = Demonstration(turns[:1], turns[1:])
-    counts = count_tokens([row], byte_pairs(), AnyDataSettings(template=CHATML))
-    assert counts["response"].tolist() == [0]
-    assert counts["prompt"].tolist() == counts["whole"].tolist()
+def test_sequences_are_counted_and_rows_without_any_are_noted():
+    asked = (Turn("user", "a"),)
+    talk = (Turn("assistant", "b"), Turn("user", "c"), Turn("assistant", "d"))
+    rows, notes = [Demonstration(asked, talk), Demonstration(asked, asked)], Notes()
+    counts = count_tokens(rows, byte_pairs(), AnyDataSettings(template=QWEN3), notes)
+    (first, again) = counts["whole"].tolist()
+    assert (
+        again > first
+    )  # it has the first question, its answer without reasoning, and the second question with its own
+    assert notes.lines()[1] == "1 × dropped: there is no turn of the assistant that may be learned (first: row 2)"
+    with pytest.raises(UserError, match=r"^there is nothing to learn; 1 × dropped: there is no turn"):
+        count_tokens(rows[1:], byte_pairs(), AnyDataSettings(template=QWEN3), Notes())
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1))
@@ -68,7 +76,7 @@ def test_the_histogram_counts_every_row_once(lengths):
     ],
 )
 def test_what_a_limit_drops_is_predicted(kind, options, expected):
-    assert predict(np.array([2, 3, 8, 9]), kind, AnyDataSettings(**options)) == expected
+    assert predict(np.array([2, 3, 8, 9]), kind, AnyDataSettings(**options), Notes()) == expected
 
 
 def test_the_prediction_is_what_happens(tmp_path: Path):

@@ -133,7 +133,7 @@ def skeleton(turns: int) -> list[str]:
 def test_a_conversation_has_the_special_tokens_of_its_template_alone(tokenizer, template, system, asked, answer):
     talk = (Turn("system", system), Turn("user", asked))
     chat = Chat(tokenizer, template)
-    ((line,),) = Encoder(chat).lines([Asked("here", talk, ((Turn("assistant", answer),),))])
+    (((line,), _),) = Encoder(chat).lines([Asked("here", talk, ((Turn("assistant", answer),),))])
     assert tokenizer.convert_ids_to_tokens(special_ids(tokenizer, line.ids)) == skeleton(3)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     # Learned is the answer with its end token, and nothing of what was asked, however much it looks like an answer.

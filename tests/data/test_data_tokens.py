@@ -161,8 +161,11 @@ def test_only_the_assistant_s_turns_of_the_response_are_learned():
 def test_texts_become_conversations_on_request():
     asked = one(Demonstration("What is it?", "It is a river."), template=CHATML, chat=True, system="Be kind.")
     assert asked == one(Demonstration((Turn("system", "Be kind."), *QUESTION), ANSWER), template=CHATML)
-    with pytest.raises(UserError, match="row 1: the assistant speaks first"):
-        one(Demonstration("", "It is a river."), template=CHATML, chat=True)
+    unasked = tokenize_demonstrations(
+        [Demonstration("", "It is a river.")], BPE, TextSettings(template=CHATML, chat=True)
+    )
+    assert list(unasked) == []
+    assert unasked.notes()[0].startswith("1 × dropped: the assistant speaks first")
 
 
 def test_texts_and_conversations_may_be_mixed():
@@ -199,14 +202,25 @@ def test_two_bos_tokens_are_refused():
 
 
 def test_a_mistake_names_the_row():
-    for prompt in (QUESTION, (Turn("tool", "4"),)):
-        with pytest.raises(UserError, match=r"^the data: row 2: "):
-            rows = [Demonstration("", "a"), Demonstration(prompt, (Turn("system", "b"),))]
-            list(tokenize_demonstrations(rows, BPE, TextSettings(template=LLAMA2)))
+    with pytest.raises(
+        UserError, match=r"^the data: row 2: this is a conversation, but the tokenizer has no chat templ"
+    ):
+        list(tokenize_demonstrations([Demonstration("", "a"), Demonstration(QUESTION, ANSWER)], BPE, TextSettings()))
     with pytest.raises(UserError, match=r"row 1: this is plain text; data\.system is for conversations"):
         one(Demonstration("a", "b"), system="Be kind.")
     with pytest.raises(UserError, match="row 1: the text contains half of a surrogate pair"):
         one(Demonstration("a", "\ud83d"))
+
+
+def test_a_row_that_cannot_be_rendered_is_dropped_and_counted():
+    wrong = [Demonstration((Turn("tool", "4"),), ANSWER), Demonstration(QUESTION, (Turn("user", "b"),))]
+    result = tokenize_demonstrations([*wrong, Demonstration(QUESTION, ANSWER)], BPE, TextSettings(template=LLAMA2))
+    assert [learned(tokens) for tokens in result] == [[" It is a river. </s>"]]
+    assert result.notes() == [
+        "1 × dropped: the chat template cannot render this conversation: Only user and assistant speak "
+        "(first: the data: row 1)",
+        "1 × dropped: there is no turn of the assistant that may be learned (first: the data: row 2)",
+    ]
 
 
 def test_long_texts_are_cut_or_dropped_and_counted():

@@ -36,12 +36,51 @@ PHI3 = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% else %}{{ eos_token }}{% endif %}"
 )
-# As those of reasoning models: what was thought before the last answer is forgotten.
-FORGETFUL = (
-    "{% for message in messages %}{% set content = message['content'] %}"
-    "{% if not loop.last and '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+_LAST_QUESTION = (
+    "{% set seen = namespace(last=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+_CALLS = (
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}</call>"
+)
+_CALLS += "{% endfor %}"
+# As Qwen3's: an answer to the last question has its reasoning or an empty one, an earlier one has none.
+QWEN3 = _LAST_QUESTION + (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% set content = m.content or '' %}{% set thought = m.reasoning_content or '' %}"
+    "{% if not thought and '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > seen.last and (loop.last or thought) %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
+    "{{ content }}" + _CALLS + "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+# As DeepSeek-R1's: reasoning is asked for, and cut out of every answer; arguments of calls are appended as text.
+R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% endif %}"
+    "{% if m.role == 'assistant' and m.content is none %}<assistant>"
+    "{% for call in m.tool_calls %}{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}{{ eos_token }}"
+    "{% elif m.role == 'assistant' %}<assistant>{{ m.content.split('</think>')[-1] + eos_token }}{% endif %}"
+    "{% if m.role == 'tool' %}<tool>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+# As gpt-oss': the end token of the last answer is another one than that of earlier answers.
+GPT_OSS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant"
+    "{% if m.thinking and loop.last %} thinks {{ m.thinking }}<|im_end|><|im_start|>assistant{% endif %}"
+    " says {{ m.content }}{% if loop.last %}{{ eos_token }}{% else %}<|im_end|>{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }} says {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+# As Llama 3.1's: it writes the date, and calls as objects.
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{% if loop.first %}Today: {{ strftime_now('%d %b %Y') }}\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{% if 'tool_calls' in m %}{% set call = m.tool_calls[0].function %}"
+    """{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}"""
+    "{% else %}{{ m.content | trim }}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 NO_SIGNS = (
     "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] + '\\n' }}{% endfor %}"

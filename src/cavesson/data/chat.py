@@ -1,23 +1,26 @@
-"""Conversations as text: rendering with a chat template, and the spans of the assistant's turns in the result."""
+"""Conversations as text: rendering with a chat template."""
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from cavesson.config_paths import expanded
+from cavesson.data.readings import readings
 from cavesson.data.settings import ChatSettings, SpecialTokenMode
 from cavesson.data.special_tokens import Span, SpecialTokens, Written
+from cavesson.data.template import Template, variables
 from cavesson.data.types import Content, Turn, texts_in
 from cavesson.errors import UserError, first_line
 
 Tools = Sequence[Mapping[str, Any]]
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Unrenderable(UserError):
+    """A conversation that the chat template cannot render, or of which it writes nothing to learn."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Chat:
     """whether plain texts become conversations"""
     special_tokens: SpecialTokenMode = "text"
     """how special tokens in what is said are read"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """further variables of the template"""
 
     @classmethod
     def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
@@ -41,7 +46,14 @@ class Chat:
         Raises:
             UserError: the template's file cannot be read.
         """
-        return cls(tokenizer, read_template(settings.template), settings.system, settings.chat, settings.special_tokens)
+        return cls(
+            tokenizer,
+            read_template(settings.template),
+            settings.system,
+            settings.chat,
+            settings.special_tokens,
+            settings.template_options,
+        )
 
     def turns(self, content: Content, role: str) -> Content:
         """Wrap a plain text in a turn if `of_texts` is set; an empty prompt gives no turn."""
@@ -67,80 +79,49 @@ class Chat:
         """
         return self._render(turns, tools, answer=answer)[0]
 
-    def spans(self, turns: Sequence[Turn], first: int = 0, tools: Tools = ()) -> tuple[Written, list[Span]]:
-        """Return the text of a conversation, and the spans of the assistant's turns from turn number `first` on.
+    def answer(self, turns: Sequence[Turn], tools: Tools = ()) -> tuple[Written, list[Span]]:
+        """Return the text of a conversation that ends with an answer, and the spans of it that its template marks.
 
-        If the template has `{% generation %}`, its marks give the spans. Otherwise a span begins where an answer would
-        begin, and ends with the last special token of the turn: a model that stops at its end token does not generate
-        what follows, such as the line break of ChatML.
+        Only for templates with `{% generation %}`, which can mark several parts of an answer.
+        """
+        text, spans = self._render(turns, tools, marked=True)
+        # Turns before the answer may be marked too. They end where the text without the answer does.
+        start = common_prefix(text, self.render(turns[:-1], tools))
+        return text, [span for span in spans if span[0] >= start]
+
+    def template(self, tools: Tools = ()) -> Template:
+        """Return the template for a conversation with these tools.
 
         Raises:
-            UserError: the spans cannot be determined from the template.
+            UserError: there is none, it is not valid, or it does not read an option.
         """
-        speaks = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
-        marked = bool(_GENERATION.search(self._template(tools)))
-        text, spans = self._render(turns, tools, marked=marked)
-        if not marked:
-            return text, [self._between(text, turns, number, tools) for number in speaks if number >= first]
-        earlier = sum(number < first for number in speaks)
-        if earlier and len(spans) != len(speaks):
-            raise UserError(
-                f"the chat template marks {len(spans)} parts in {len(speaks)} turns of the assistant; "
-                "it must mark one per turn, with {% generation %} … {% endgeneration %}"
-            )
-        return text, spans[earlier:]
-
-    def _between(self, text: Written, turns: Sequence[Turn], number: int, tools: Tools) -> Span:
-        if number == 0:
-            raise UserError("the assistant speaks first; there must be a turn before it")
-        before = self.render(turns[:number], tools, answer=True)
-        after: str = self.render(turns[: number + 1], tools)
-        if not text.startswith(after):
-            # Some templates, such as Phi-3's, write the end token only after the last turn.
-            after = after.removesuffix(str(self.tokenizer.eos_token))
-        if not (text.startswith(after) and after.startswith(before)):
-            raise UserError(
-                f"the chat template renders turn {number + 1}, the assistant's, differently when it asks for it or if "
-                "other turns follow, so the tokens to learn are unknown; set data.template to a template with "
-                "{% generation %}"
-            )
-        stripped = len(after.rstrip())
-        ends = any(end == stripped for _, end in text.control) or after.rstrip().endswith(self._ordinary)
-        return len(before), stripped if ends else len(after)
-
-    def _render(
-        self, turns: Sequence[Turn], tools: Tools, *, answer: bool = False, marked: bool = False
-    ) -> tuple[Written, list[Span]]:
-        special: dict[str, Any] = self.tokenizer.special_tokens_map
-        listed = [dict(tool) for tool in tools]
-        # The contents of turns must not be mistaken for special tokens in the rendered text.
-        messages = [turn.message for turn in turns]
-        hidden = texts_in([messages, listed]) if self.special_tokens == "text" else []
-        disguise = self.special.disguise(hidden)
-        rendered: Any
-        try:
-            # The function behind `apply_chat_template`, which does not return positions in the text.
-            rendered = render_jinja_template(
-                [disguise.on(messages)],
-                tools=disguise.on(listed) or None,
-                chat_template=self._template(tools),
-                add_generation_prompt=answer,
-                return_assistant_tokens_mask=marked,
-                **special,
-            )
-        except (TemplateError, TypeError) as error:
-            reason = first_line(error)
-            raise UserError(f"the chat template cannot render this conversation: {reason}") from None
-        (text,), spans = rendered
-        return Written(disguise.off(text), self.special.spans(text)), spans[0] if marked else []
-
-    def _template(self, tools: Tools) -> str:
         if self.own_template is None and not self.tokenizer.chat_template:
             raise UserError(
                 "this is a conversation, but the tokenizer has no chat template; set data.template (chat: --template)"
             )
-        template: str = self.tokenizer.get_chat_template(self.own_template, [dict(tool) for tool in tools] or None)
-        return template
+        source = self.tokenizer.get_chat_template(self.own_template, [dict(tool) for tool in tools] or None)
+        unread = sorted(set(self.options) - variables(source))
+        if unread:
+            raise UserError(f"data.template_options: the chat template does not read {unread[0]!r}; remove it")
+        return Template(source, {**self.tokenizer.special_tokens_map, **self.options})
+
+    def _render(
+        self, turns: Sequence[Turn], tools: Tools, *, answer: bool = False, marked: bool = False
+    ) -> tuple[Written, list[Span]]:
+        template, messages, offered = self.template(tools), [turn.message for turn in turns], [*map(dict, tools)]
+        # The texts of messages must not be mistaken for special tokens in the rendered text.
+        disguise = self.special.disguise(texts_in([messages, offered]) if self.special_tokens == "text" else [])
+        write = partial(template.write, tools=disguise.on(offered), answer=answer, marked=marked)
+        failure: str | None = None
+        for reading in readings(disguise.on(messages)):
+            try:
+                text, spans = write(reading.messages)
+                failure = reading.misfit(text, lambda others: write(others)[0])
+            except (TemplateError, TypeError, ValueError) as error:
+                failure = first_line(error)
+            if failure is None:
+                return Written(disguise.off(text), self.special.spans(text)), spans
+        raise Unrenderable(f"the chat template cannot render this conversation: {failure}")
 
     @cached_property
     def special(self) -> SpecialTokens:
@@ -148,10 +129,15 @@ class Chat:
         return SpecialTokens(self.tokenizer)
 
     @cached_property
-    def _ordinary(self) -> tuple[str, ...]:
+    def ordinary(self) -> tuple[str, ...]:
         """Added tokens that are not special and so are read as ordinary text."""
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
         return tuple(added - set(self.special.names))
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Return the number of characters that both texts begin with."""
+    return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 
 def read_template(template: str | None) -> str | None:

@@ -11,13 +11,16 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cavesson.data.chat import Chat, Tools
+from cavesson.data.answers import REWRITES, Answers, Rendered, answers
+from cavesson.data.chat import Chat, Tools, Unrenderable
 from cavesson.data.special_tokens import Around, Encoded, Span, Written
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
+from cavesson.data.unused import Unused
 from cavesson.errors import UserError
 
 T = TypeVar("T")
 _AT_ONCE = 1000  # larger batches would use too much memory for the tokenizer's output
+LAST = "the chat template rewrites earlier turns: only the last answer of each response is compared"
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -45,6 +48,14 @@ class Line(NamedTuple):
     learn: tuple[bool, ...]
     straddles: bool
     """whether a token is part prompt, part response"""
+
+
+class Learned(NamedTuple):
+    """What is learned of a row."""
+
+    lines: list[Line]
+    """of a pair, one per response; of a demonstration, one or more; none if the row cannot be learned from"""
+    remarks: list[str]
 
 
 class _Text(NamedTuple):
@@ -75,28 +86,35 @@ class Encoder:
     learn_all: bool = False
     """learn prompts too"""
 
-    def remark(self, one: Asked) -> str | None:
-        """Return a remark on how special tokens in the data are read, or None if there are none."""
+    def remarks(self, one: Asked) -> list[str]:
+        """Return remarks on how special tokens in the data are read, and on what the chat template does not use."""
         found = self.chat.special.within(text for content in (one.prompt, *one.responses) for text in _texts(content))
-        if not found:
-            return None
-        if self.chat.special_tokens == "control":
-            return f"{found[0]} in the data is read as a control token"
-        return (
-            f'{found[0]} in the data is read as text; set data.special_tokens = "control" to read it as a control token'
-        )
+        way_out = 'text; set data.special_tokens = "control" to read it as a control token'
+        read_as = "a control token" if self.chat.special_tokens == "control" else way_out
+        remarks = [f"{found[0]} in the data is read as {read_as}"] if found else []
+        if isinstance((asked := self._asked(one)).prompt, str):
+            return remarks + ["tools are not used, because this is plain text; set data.chat"] * bool(one.tools)
+        prompt = self.chat.opened(_turns(asked.prompt))
+        with _at(one.place):
+            for response in asked.responses or ((),):
+                remarks += self._unused.remarks((*prompt, *_turns(response)), one.tools)
+        return list(dict.fromkeys(remarks))
+
+    @cached_property
+    def _unused(self) -> Unused:
+        return Unused(self.chat)
 
     def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
         """Encode prompts without responses; a conversation ends where the answer begins."""
         return _each_kind(map(self._asked, asked), self._plain_prompts, self._chat_prompts)
 
-    def lines(self, asked: Iterable[Asked]) -> Iterator[list[Line]]:
+    def lines(self, asked: Iterable[Asked]) -> Iterator[Learned]:
         """Encode every prompt with each of its responses.
 
         In a plain text, the learned part begins where the ids first differ from those of the prompt alone, at the same
         token for all responses to a prompt. It ends with the end token, which is added if the tokenizer has one. For
-        conversations, see `Chat.spans`. A token that is part prompt, part response is learned. The first token of a
-        line is never learned, because no token precedes it.
+        conversations, see `answers`; of several sequences of a pair's response, the last one is used. A token that is
+        part prompt, part response is learned. The first token of a line is never learned, because no token precedes it.
         """
         return _each_kind(map(self._asked, asked), self._plain_lines, self._chat_lines)
 
@@ -108,14 +126,14 @@ class Encoder:
         texts = [_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked]
         return [PromptLine(text, tuple(ids)) for (_, text), ids in zip(texts, self._plain_ids(texts), strict=True)]
 
-    def _plain_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
+    def _plain_lines(self, asked: Sequence[Asked]) -> list[Learned]:
         prompts = self._plain_ids([_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked])
         wholes = [
             _Text(one.place, self.chat.plain(f"{one.prompt}{content}")) for one in asked for content in one.responses
         ]
         ids = iter(self._plain_ids(wholes))
         return [
-            self._begun(prompt, [self._ended(next(ids)) for _ in one.responses])
+            Learned(self._begun(prompt, [self._ended(next(ids)) for _ in one.responses]), [])
             for one, prompt in zip(asked, prompts, strict=True)
         ]
 
@@ -129,8 +147,9 @@ class Encoder:
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
     def _plain_ids(self, texts: Sequence[_Text]) -> list[list[int]]:
-        if texts and self.chat.system is not None:
-            raise UserError(f"{texts[0].place}: this is plain text; data.system is for conversations")
+        unused = [*["system"] * (self.chat.system is not None), *["template_options"] * bool(self.chat.options)]
+        if texts and unused:
+            raise UserError(f"{texts[0].place}: this is plain text; data.{unused[0]} is for conversations")
         ids = [one.ids for one in self._tokenized(texts, add=True)]
         # A prompt is not finished, so an end token that the tokenizer adds to every text is removed.
         ids = [line[:-1] for line in ids] if self._adds_end else ids
@@ -151,26 +170,39 @@ class Encoder:
         encoded = self._chat_ids(texts)
         return [PromptLine(text, tuple(one.ids)) for (_, text), one in zip(texts, encoded, strict=True)]
 
-    def _chat_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
-        texts, spans = [], []
-        for one in asked:
-            for response in one.responses:
-                with _at(one.place):
-                    text, learned = self._written(one, response)
-                texts.append(_Text(one.place, text))
-                spans.append(learned)
-        if texts and not self.chat.tokenizer.is_fast:
+    def _chat_lines(self, asked: Sequence[Asked]) -> list[Learned]:
+        found = [self._written(one) for one in asked]
+        sequences = [sequence for one in found for sequence in one.sequences]
+        places = [one.place for one, written in zip(asked, found, strict=True) for _ in written.sequences]
+        if sequences and not self.chat.tokenizer.is_fast:
             raise UserError("finding the assistant's tokens needs a fast tokenizer (one with a tokenizer.json)")
-        lines = iter([*map(_marked, self._chat_ids(texts), spans)])
-        return [[next(lines) for _ in one.responses] for one in asked]
+        encoded = self._chat_ids([_Text(place, one.text) for place, one in zip(places, sequences, strict=True)])
+        lines = iter([_marked(ids, one.spans) for ids, one in zip(encoded, sequences, strict=True)])
+        return [Learned([next(lines) for _ in one.sequences], one.remarks) for one in found]
 
-    def _written(self, one: Asked, response: Content) -> tuple[Written, list[Span]]:
+    def _written(self, one: Asked) -> Answers:
+        """Return the sequences of all responses to a prompt; none if one of them cannot be learned from."""
+        with _at(one.place):
+            try:
+                found = [self._answers(one, _turns(response)) for response in one.responses]
+            except Unrenderable as error:
+                return Answers([], [f"dropped: {error}"])
+        remarks = list(dict.fromkeys(remark for answers in found for remark in answers.remarks))
+        if not all(answers.sequences for answers in found):
+            return Answers([], [*remarks, "dropped: there is no turn of the assistant that may be learned"])
+        if len(found) == 1:
+            return Answers(found[0].sequences, remarks)
+        return Answers([one.sequences[-1] for one in found], [LAST if text == REWRITES else text for text in remarks])
+
+    def _answers(self, one: Asked, response: Sequence[Turn]) -> Answers:
         prompt = self.chat.opened(_turns(one.prompt))
-        turns = (*prompt, *_turns(response))
+        turns = (*prompt, *response)
         if not self.learn_all:
-            return self.chat.spans(turns, len(prompt), one.tools)
+            return answers(self.chat, turns, len(prompt), one.tools)
+        if not all(turn.learn for turn in turns):
+            raise UserError('data.learn = "all" contradicts a turn that is marked as not learned; remove one of them')
         text = self.chat.render(turns, one.tools)
-        return text, [(0, len(text))]
+        return Answers([Rendered(text, ((0, len(text)),))], [])
 
     def _chat_ids(self, texts: Sequence[_Text]) -> list[Encoded]:
         encoded = self._tokenized(texts, add=False)
@@ -181,7 +213,7 @@ class Encoder:
         broken = next((place for place, text in texts if _HALF_PAIR.search(text)), None)
         if broken is not None:
             raise UserError(f"{broken}: the text contains half of a surrogate pair, which is not a character")
-        return self.chat.special.encode([text for _, text in texts], add=add)
+        return self.chat.special.encode([text for _, text in texts], add=add) if texts else []
 
     def _check_bos(self, texts: Sequence[_Text], lines: Sequence[list[int]], way_out: str) -> None:
         bos = self.chat.tokenizer.bos_token_id

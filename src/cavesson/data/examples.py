@@ -13,12 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
-from cavesson.data.encode import Asked, Encoder, Line, asked_of
+from cavesson.data.encode import Asked, Encoder, Learned, Line, asked_of
 from cavesson.data.load import Loaded, load
 from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PairSettings, TextSettings
-from cavesson.data.types import Demonstration, Pair
+from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 from cavesson.types import Batch
 
@@ -61,7 +61,9 @@ class PairTokens:
 def tokenize_demonstrations(
     rows: Iterable[Demonstration], tokenizer: PreTrainedTokenizerBase, settings: TextSettings
 ) -> Reiterable[Tokens]:
-    """Tokenize every prompt and its response as one text; see `Encoder.lines` for which tokens are learned.
+    """Tokenize every prompt and its response; see `Encoder.lines` for which tokens are learned.
+
+    A conversation gives several examples if the chat template rewrites earlier turns; see `answers`.
 
     Args:
         rows: texts or conversations.
@@ -99,26 +101,34 @@ def tokenize_pairs(
 def _encoded(
     rows: Iterable[R], encoder: Encoder, settings: PairSettings, notes: Notes
 ) -> Iterator[tuple[R, list[Line]]]:
-    """Yield each row that is kept, with one line per response."""
+    """Yield the lines that are kept: of a pair both together, of a demonstration one at a time, each with its row."""
     rows, again = tee(rows)
     source = settings.path or "the data"
 
     def noted(one: Asked) -> Asked:
-        if remark := encoder.remark(one):
-            notes.add(remark, one.place)
+        notes.add_all(encoder.remarks(one), one.place)
         return one
 
     asked = (noted(asked_of(row, f"{source}: row {number}")) for number, row in enumerate(again, start=1))
-    for number, (row, lines) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
-        kept, found = fitted(lines, settings)
-        for remark in found:
-            notes.add(remark, f"{source}: row {number}")
-        if kept:
-            yield row, kept
+    for number, (row, learned) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
+        place = f"{source}: row {number}"
+        notes.add_all(learned.remarks, place)
+        for lines in together(row, learned):
+            kept, found = fitted(lines, settings)
+            notes.add_all(found, place)
+            if kept:
+                yield row, kept
+
+
+def together(row: Prompt | Demonstration | Pair, learned: Learned) -> list[list[Line]]:
+    """Return the lines of a row in the groups that are kept or dropped together."""
+    if isinstance(row, Pair):
+        return [learned.lines] if learned.lines else []
+    return [[line] for line in learned.lines]
 
 
 def fitted(lines: Sequence[Line], settings: PairSettings) -> tuple[list[Line], list[str]]:
-    """Apply the length limit to the lines of one row.
+    """Apply the length limit to lines that are kept or dropped together.
 
     Returns:
         The lines, cut where necessary, or an empty list if the row is dropped; and remarks about them.

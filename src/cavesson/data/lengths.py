@@ -10,12 +10,15 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
-from cavesson.data.encode import Encoder, asked_of
+from cavesson.data.encode import Encoder, Line, asked_of
+from cavesson.data.examples import together
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
+from cavesson.data.notes import Notes
 from cavesson.data.settings import AnyDataSettings, LengthSettings
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.data.view import recognised
+from cavesson.errors import UserError
 from cavesson.models.load import load_tokenizer
 
 Counts = NDArray[np.int64]
@@ -32,23 +35,33 @@ def show_lengths(settings: LengthSettings, console: Console) -> None:
     tokenizer = load_tokenizer(settings.tokenizer)
     format, kind = recognised(settings)
     loaded = load(settings.data, kind)
-    counts = count_tokens(loaded.train, tokenizer, settings.data)
+    notes = Notes()
+    counts = count_tokens(loaded.train, tokenizer, settings.data, notes)
     *_, limited = counts.values()
     for line in loaded.usage():
         console.print(Text(line))
     console.print(f"{len(limited):,} {NAMES[kind]} ({format}), tokens of {settings.tokenizer}", highlight=False)
+    for line in notes.lines():
+        console.print(line, highlight=False, markup=False)
     console.print(_quantiles(counts))
     console.print(_histogram(limited))
     console.print(predict(limited, kind, settings.data), highlight=False)
 
 
 def count_tokens(
-    rows: Iterable[Prompt | Demonstration | Pair], tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+    rows: Iterable[Prompt | Demonstration | Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: AnyDataSettings,
+    notes: Notes,
 ) -> dict[str, Counts]:
-    """Count the tokens of every row, by part; the last part is the one that the limit of the settings applies to.
+    """Count the tokens of every row, or of each of its sequences, by part.
 
-    The parts of a demonstration or pair are the prompt (the tokens before the first learned one), the learned tokens
-    of each response, and the whole sequence, or the longer one of a pair.
+    The last part is the one that the limit of the settings applies to. The parts of a demonstration or pair are the
+    prompt (the tokens before the first learned one), the learned tokens of each response, and the whole sequence, or
+    the longer one of a pair. Rows that cannot be learned from are noted.
+
+    Raises:
+        UserError: no row can be learned from.
     """
     rows = list(rows)
     asked = (asked_of(row, f"{settings.path or 'the data'}: row {number}") for number, row in enumerate(rows, start=1))
@@ -56,13 +69,19 @@ def count_tokens(
     if isinstance(rows[0], Prompt):
         return {"prompt": np.array([len(prompt.ids) for prompt in encoder.prompts(asked)])}
     names = ("chosen", "rejected") if isinstance(rows[0], Pair) else ("response",)
+    groups: list[list[Line]] = []
+    for number, (row, learned) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
+        groups += together(row, learned)
+        notes.add_all(learned.remarks, f"row {number}")
+    if not groups:
+        raise UserError("; ".join(["there is nothing to learn", *notes.lines()]))
     counted = [
         (
             (lines[0].learn.index(True) if any(lines[0].learn) else len(lines[0].ids)),
             *(sum(line.learn) for line in lines),
             max(len(line.ids) for line in lines),
         )
-        for lines in encoder.lines(asked)
+        for lines in groups
     ]
     return dict(zip(("prompt", *names, "whole"), np.array(counted).T, strict=True))
 

@@ -1,6 +1,6 @@
 """Remarks about rows that were dropped, skipped or looked odd while reading, with counts and the first place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +23,11 @@ class Notes:
         made = self._made.get(remark, _Remark(0, place, ""))
         if made.latest != place:
             self._made[remark] = made._replace(rows=made.rows + 1, latest=place)
+
+    def add_all(self, remarks: Iterable[str], place: str) -> None:
+        """Add several remarks about the row at a place."""
+        for remark in remarks:
+            self.add(remark, place)
 
     def lines(self) -> list[str]:
         """Return one line per remark, e.g. `3 × turns after the last answer are dropped (first: a.jsonl line 7)`."""

@@ -245,8 +245,7 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
     encoder, notes = Encoder(chat), Notes()
     for one in asked:
-        if remark := encoder.remark(one):
-            notes.add(remark, one.place)
+        notes.add_all(encoder.remarks(one), one.place)
     lines = list(encoder.prompts(asked))
     empty = next((one.place for one, line in zip(asked, lines, strict=True) if not line.ids), None)
     if empty is not None:

@@ -1,13 +1,18 @@
 """Settings of data: its sources, the order of the rows, and how they become tokens."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
 
 SpecialTokenMode = Literal["text", "control"]
+_GIVEN_TO_TEMPLATES = {
+    *("messages", "conversations", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("return_assistant_tokens_mask", "strftime_now", "raise_exception", "bos_token", "eos_token", "unk_token"),
+    *("sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens"),
+}
 
 
 class SourceSettings(Settings):
@@ -92,6 +97,8 @@ class ChatSettings(DataSettings):
 
     template: LocalPath | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    template_options: dict[str, Any] = Field(default={})
+    """further variables of the chat template, such as {enable_thinking = false}"""
     system: str | None = None
     """system message of conversations that do not begin with one"""
     chat: bool = False
@@ -99,6 +106,13 @@ class ChatSettings(DataSettings):
     special_tokens: SpecialTokenMode = "text"
     """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
     control tokens, for texts that contain a chat template written by hand"""
+
+    @field_validator("template_options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted(set(options) & _GIVEN_TO_TEMPLATES):
+            raise ValueError(f"{ours[0]!r} is set by Cavesson and cannot be an option of the template")
+        return options
 
 
 class PromptSettings(ChatSettings):

@@ -10,8 +10,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
-from cavesson.data.encode import Asked, Encoder, asked_of
-from cavesson.data.examples import fitted
+from cavesson.data.encode import Asked, Encoder, Line, asked_of
+from cavesson.data.examples import fitted, together
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
 from cavesson.data.settings import AnyDataSettings, ShowSettings
@@ -89,24 +89,35 @@ def encode_row(
     """
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
     asked = asked_of(row, place)
-    remark = encoder.remark(asked)
-    special = [remark] if remark else []
+    remarks = encoder.remarks(asked)
     if isinstance(row, Prompt):
         (prompt,) = encoder.prompts([asked])
         over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
         shown = Shown("prompt", prompt.ids, ["prompt"] * len(prompt.ids))
-        return [shown], special + ([over] if len(prompt.ids) > settings.max_prompt_tokens else [])
-    (lines,) = encoder.lines([asked])
-    kept, remarks = fitted(lines, settings)
-    remarks = special + remarks
-    titles = ("chosen", "rejected") if isinstance(row, Pair) else ("prompt and response",)
+        return [shown], remarks + ([over] if len(prompt.ids) > settings.max_prompt_tokens else [])
+    (learned,) = encoder.lines([asked])
+    remarks += learned.remarks
+    whole: list[Line] = []
+    for lines in together(row, learned):
+        kept, found = fitted(lines, settings)
+        whole += kept or lines
+        remarks += found
     sequences = [
         Shown(title, line.ids, ["learned" if learned else "masked" for learned in line.learn])
-        for title, line in zip(titles, kept or lines, strict=True)
+        for title, line in zip(_titles(row, len(whole)), whole, strict=True)
     ]
     remarks += [text for sequence in sequences for text in _unended(sequence, tokenizer)]
     is_chat = settings.chat or not isinstance(row.prompt, str)
-    return sequences, [*remarks, *(_unopened(sequences[0], tokenizer) if is_chat else _glued(asked))]
+    remarks += _glued(asked) if not is_chat else _unopened(sequences[0], tokenizer) if sequences else ()
+    return sequences, list(dict.fromkeys(remarks))
+
+
+def _titles(row: Demonstration | Pair, count: int) -> list[str]:
+    if isinstance(row, Pair):
+        return ["chosen", "rejected"][:count]
+    return (
+        ["prompt and response"] if count == 1 else [f"sequence {number} of {count}" for number in range(1, count + 1)]
+    )
 
 
 def _unended(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

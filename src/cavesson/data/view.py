@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.data.answers import answers
 from cavesson.data.chat import Chat
 from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
 from cavesson.data.load import SourceRows, load
@@ -63,7 +64,7 @@ def assistant_turn_end(settings: ChatSettings, tokenizer: PreTrainedTokenizerBas
         return None
     chat = Chat.of(settings, tokenizer)
     try:
-        text, spans = chat.spans([Turn("user", "a"), Turn("assistant", "b")])
+        (text, spans), *_ = answers(chat, [Turn("user", "a"), Turn("assistant", "b")]).sequences
     except UserError:
         return None  # reading the data gives a better message
     ids = tokenizer(text[: spans[-1][1]], add_special_tokens=False)["input_ids"]

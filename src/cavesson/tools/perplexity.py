@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder, asked_of
 from cavesson.data.load import load
+from cavesson.data.notes import Notes
 from cavesson.data.prompts import padded_prompts
 from cavesson.data.types import Demonstration
 from cavesson.errors import UserError, print_error
@@ -58,15 +59,21 @@ def read_documents(settings: HeldOutTextSettings, chat: Chat) -> list[Document]:
     """Read and tokenize the rows. In plain text every token counts; in prompts with responses, the learned tokens."""
     loaded = load(settings, Demonstration)
     rows = loaded.train
-    for line in (*loaded.usage(), *loaded.notes()):
-        print_error(visible(line))
+    for remark in (*loaded.usage(), *loaded.notes()):
+        print_error(visible(remark))
     encoder = Encoder(chat)
     plain = [row.prompt == "" for row in rows]
     asked = [asked_of(row, f"{settings.path}: row {n}") for n, row in enumerate(rows, start=1)]
     texts = [Asked(one.place, one.responses[0]) for one, is_plain in zip(asked, plain, strict=True) if is_plain]
     others = [one for one, is_plain in zip(asked, plain, strict=True) if not is_plain]
     documents = [Document(line.ids, [False] + [True] * (len(line.ids) - 1)) for line in encoder.prompts(texts)]
-    return documents + [Document(line.ids, line.learn) for (line,) in encoder.lines(others)]
+    notes = Notes()
+    for one, learned in zip(others, encoder.lines(others), strict=True):
+        documents += [Document(line.ids, line.learn) for line in learned.lines]
+        notes.add_all(learned.remarks, one.place)
+    for remark in notes.lines():
+        print_error(visible(remark))
+    return documents
 
 
 def windows(document: Document, context: int, stride: int) -> list[Window]:

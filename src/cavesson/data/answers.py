@@ -1,0 +1,120 @@
+"""The assistant's turns of a conversation as sequences to learn, and the part of each that the model writes.
+
+Each answer is learned from the rendering of the conversation up to and including it: this is what the model sees when
+it gives the answer. Many templates render a longer conversation by continuing a shorter one, so one sequence has all
+answers. Others rewrite earlier turns: they remove the reasoning before the last question (Qwen3, DeepSeek-R1), or end
+an answer with another token when turns follow (gpt-oss). Answers that are rewritten are learned in their own sequences.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cavesson.data.chat import Chat, Tools, Unrenderable, common_prefix
+from cavesson.data.special_tokens import Span, Written
+from cavesson.data.types import Turn
+
+REWRITES = "the chat template rewrites earlier turns: answers that it rewrites are learned in their own sequences"
+OPENS = "the chat template asks for an answer in another way than it writes it: sampling sees a different prompt"
+OMITS = "the chat template omits a part of an answer, which is not learned"
+EMPTY = "an answer is empty: only its end is learned"
+_OTHER = "\N{REPLACEMENT CHARACTER}"
+"""An answer that has nothing in common with others."""
+_TAG_OR_BREAK = re.compile(r"</?\w+>|\n")
+
+
+class Rendered(NamedTuple):
+    """A rendered conversation that ends with an answer, and the spans in it that are learned."""
+
+    text: Written
+    spans: tuple[Span, ...]
+
+
+class Answers(NamedTuple):
+    """The sequences of a conversation."""
+
+    sequences: list[Rendered]
+    remarks: list[str]
+
+
+def answers(chat: Chat, turns: Sequence[Turn], first: int = 0, tools: Tools = ()) -> Answers:
+    """Return the sequences in which the assistant's turns from turn number `first` on are learned.
+
+    If the template has `{% generation %}`, its marks give the spans. Otherwise a span begins where an answer would
+    begin, and ends with the last special token of the turn: a model that stops at its end token does not generate what
+    follows, such as the line break of ChatML.
+
+    Raises:
+        Unrenderable: the template cannot render these turns, or writes nothing of an answer.
+        UserError: there is no template.
+    """
+    sequences: list[Rendered] = []
+    remarks: dict[str, None] = {}
+    learned = [n for n, turn in enumerate(turns) if n >= first and turn.role == "assistant" and turn.learn]
+    for number in learned:
+        own, found = _own(chat, turns[: number + 1], tools)
+        remarks |= dict.fromkeys(found)
+        if sequences and (continued := _continued(chat, sequences[-1], own.text)):
+            sequences[-1] = continued._replace(spans=(*continued.spans, *own.spans))
+        else:
+            sequences.append(own)
+    if len(sequences) > 1:
+        remarks[REWRITES] = None
+    if learned and learned[-1] < len(turns) - 1:
+        sequences[-1] = _continued(chat, sequences[-1], chat.render(turns, tools)) or sequences[-1]
+    return Answers(sequences, list(remarks))
+
+
+def _own(chat: Chat, turns: Sequence[Turn], tools: Tools) -> tuple[Rendered, list[str]]:
+    """Return the rendering of a conversation that ends with an answer, with the spans of that answer, and remarks."""
+    if len(turns) == 1:
+        raise Unrenderable("the assistant speaks first; there must be a turn before it")
+    if chat.template(tools).marks_answers:
+        text, spans = chat.answer(turns, tools)
+        if not spans:
+            raise Unrenderable("the chat template marks no part of an answer with {% generation %}")
+        return Rendered(text, tuple(spans)), _omissions(chat, turns, tools, text)
+    text, asked = chat.render(turns, tools), chat.render(turns[:-1], tools, answer=True)
+    remarks = _omissions(chat, turns, tools, text)
+    start = len(asked)
+    if not text.startswith(asked):
+        remarks.append(OPENS)
+        start = common_prefix(text, chat.render([*turns[:-1], Turn("assistant", _OTHER)], tools))
+    end = len(text.rstrip())
+    return Rendered(text, ((start, end if _ends_at(chat, text, end) else len(text)),)), remarks
+
+
+def _ends_at(chat: Chat, text: Written, end: int) -> bool:
+    """Return whether a special or added token ends there."""
+    return any(last == end for _, last in text.control) or text[:end].endswith(chat.ordinary)
+
+
+def _continued(chat: Chat, earlier: Rendered, text: Written) -> Rendered | None:
+    """Return an earlier sequence with the text that continues it, or None if the text does not continue it."""
+    if text.startswith(earlier.text):
+        return Rendered(text, earlier.spans)
+    # Some templates, such as Phi-3's, write the end token only after the last turn, whose own end token comes before.
+    closed = earlier.text.removesuffix(chat.tokenizer.eos_token or "")
+    end = len(closed.rstrip())
+    if not text.startswith(closed) or not _ends_at(chat, earlier.text, end):
+        return None
+    *others, (start, _) = earlier.spans
+    return Rendered(text, (*others, (start, end)))
+
+
+def _omissions(chat: Chat, turns: Sequence[Turn], tools: Tools, text: str) -> list[str]:
+    """Return remarks about what the template omits of an answer.
+
+    Raises:
+        Unrenderable: the answer has no content, and the template writes none of its other fields.
+    """
+    *before, turn = turns
+    if turn.text.strip():
+        said = [part.strip() for part in _TAG_OR_BREAK.split(turn.text)]
+        return [] if all(part in text for part in said) else [OMITS]
+    if text != chat.render([*before, Turn("assistant", "")], tools):
+        return []
+    if turn.others:
+        names = " and ".join(map(repr, turn.others))
+        raise Unrenderable(f"the chat template does not write {names} of an answer that has no content")
+    return [EMPTY]
