@@ -76,7 +76,7 @@ def test_the_histogram_counts_every_row_once(lengths):
     ],
 )
 def test_what_a_limit_drops_is_predicted(kind, options, expected):
-    assert predict(np.array([2, 3, 8, 9]), kind, AnyDataSettings(**options), Notes()) == expected
+    assert predict(np.array([2, 3, 8, 9]), kind, AnyDataSettings(**options)) == expected
 
 
 def test_the_prediction_is_what_happens(tmp_path: Path):

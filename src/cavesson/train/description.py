@@ -1,7 +1,10 @@
 """The description of a run in run.json, and checks that what resumes is the same run."""
 
+import json
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,17 @@ def _origin(settings: RunSettings) -> str:
     if settings.model.new is not None:
         return "random weights"
     return settings.model.path or "a model given in Python"
+
+
+def began(folder: Path) -> datetime | None:
+    """Return the local time at which a run began, as its chat template reads it; None if an older run does not say."""
+    with suppress(KeyError):
+        return datetime.fromisoformat(run_info(folder)["began"])
+    first = folder / "attempts" / "0000.json"
+    if not first.exists():
+        return None
+    started = datetime.fromisoformat(json.loads(first.read_text(encoding="utf-8"))["started"])
+    return started.astimezone().replace(tzinfo=None)
 
 
 def check_same_model(folder: Path, trainer: Trainer) -> None:

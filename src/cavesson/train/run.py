@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import continuation, way_on, with_accepted
 from cavesson.config import describe
+from cavesson.data.template import template_time, templates_at
 from cavesson.errors import (
     NoMemoryError,
     NonFiniteError,
@@ -39,7 +40,7 @@ from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports
 from cavesson.train.checkpoint import latest_of_all
-from cavesson.train.description import check_same_data, check_same_model, describe_run
+from cavesson.train.description import began, check_same_data, check_same_model, describe_run
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
@@ -129,7 +130,8 @@ class Training:
             if self._begun and self.processes.is_main:
                 self._lock()  # from here on, so that no other process can resume it before this one starts
             self._choices = choices_of(settings.run, self.processes.rank) if self._begun else Choices()
-            with self.processes.watched(), using(self._choices), self._enough_memory():
+            self._date = began(settings.run) if self._begun else self.processes.of_all(template_time())[0]
+            with self.processes.watched(), self._as_begun(), self._enough_memory():
                 self._build()
         except BaseException:
             if hasattr(self, "trainer"):
@@ -206,7 +208,7 @@ class Training:
                 continued after this or another error, a note on the error says how.
         """
         trainer, is_main = self.trainer, self.processes.is_main
-        with self.processes.watched(), using(self._choices), self._opened() as trackers:
+        with self.processes.watched(), self._as_begun(), self._opened() as trackers:
             notes = self._notes()
             with (
                 trainer.signals,
@@ -249,6 +251,12 @@ class Training:
                 self.trainer.close()
             finally:
                 self._release()
+
+    @contextmanager
+    def _as_begun(self) -> Iterator[None]:
+        """Use the matrix products and the date with which the run began."""
+        with using(self._choices), templates_at(self._date):
+            yield
 
     def _enough_memory(self) -> AbstractContextManager[None]:
         def place() -> str:
@@ -322,7 +330,9 @@ class Training:
             if settings.record is not None:
                 check_new_record(settings.record)
             self._made = True
-            write_run(folder, describe_run(settings, self._inputs, trainer, self._rewards))
+            assert self._date is not None
+            info = describe_run(settings, self._inputs, trainer, self._rewards)
+            write_run(folder, info | {"began": self._date.isoformat(timespec="seconds")})
         else:
             record_changes(settings, self._changes, trainer, self._rewards)
         begin_record(settings, trainer.tokenizer)
