@@ -1,7 +1,7 @@
 """One chat template: what it reads, and what it writes at the time that a run began."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -34,7 +34,7 @@ class Template(NamedTuple):
         return bool(_GENERATION.search(self.source))
 
     def write(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, answer: bool, marked: bool
+        self, messages: list[dict[str, Any]], tools: list[Any], *, answer: bool, marked: bool
     ) -> tuple[str, list[Span]]:
         """Return the text of a conversation, and the spans that `{% generation %}` marks if `marked` is set."""
         with _one_at_a_time, _clock_of(self.source):
