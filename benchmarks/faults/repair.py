@@ -140,7 +140,7 @@ def table(repairs: Sequence[Repair]) -> str:
 
 
 def _share(count: int, total: int) -> str:
-    found = share_interval(count, total)
+    found = share_interval([1] * count + [0] * (total - count), range(total))
     return f"{found.mean:.0%} | {found.low:.0%} to {found.high:.0%}"
 
 

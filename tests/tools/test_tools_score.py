@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy.stats import binomtest, t
+from scipy.stats import t
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.score import estimate, score
+from cavesson.ops.intervals import mean_interval, share_interval
+from cavesson.tools.score import estimate, score, shown
 from cavesson.tools.settings import ScoreSettings
 
 ROWS = [
@@ -85,21 +86,30 @@ def test_lmflow_s_candidates_become_lmflow_s_scored_candidates(tmp_path, models)
     )
 
 
-def test_other_columns_reach_the_reward_and_shares_get_wilson_s_interval(tmp_path):
+def test_other_columns_reach_the_reward_and_shares_get_the_interval_of_a_share(tmp_path):
     rows = [{"q": str(n), "a": str(n % 3), "truth": "#### 0"} for n in range(10)]
     columns = '{prompt = "q", response = "a", ground_truth = "truth"}'
     use = "cavesson.rewards.exact_match:exact_match"
     summary = score(write(tmp_path, rows), settings("--rewards", use, "--columns", columns))
-    expected = binomtest(4, 10).proportion_ci(method="wilson")  # n % 3 = 0 for 0, 3, 6 and 9
-    interval = summary.rewards["exact_match"]
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.4, expected.low, expected.high))
+    right = [n % 3 == 0 for n in range(10)]
+    assert summary.rewards["exact_match"] == share_interval(right, range(10))
 
 
-def test_responses_to_one_prompt_are_no_independent_trials():
-    # Two prompts that were answered twice: their means are 1 and 1/2.
-    interval = estimate([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1])
-    half = t.ppf(0.975, 1) * stdev([1.0, 0.5]) / 2**0.5
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.75, 0.75 - half, 0.75 + half))
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_interval_of_an_accuracy_stays_within_its_bounds(wrong):
+    """Four responses to each of six prompts, all or all but one of them right."""
+    right, groups = [0.0] * wrong + [1.0] * (24 - wrong), [n // 4 for n in range(24)]
+    accuracy, opposed = estimate(right, groups), estimate([2 * one - 1 for one in right], groups)
+    assert accuracy == share_interval(right, groups)
+    assert 0.4 < accuracy.low < accuracy.mean <= accuracy.high <= 1
+    bounds = (accuracy.mean, accuracy.low, accuracy.high)
+    assert (opposed.mean, opposed.low, opposed.high) == pytest.approx([2 * bound - 1 for bound in bounds])
+    assert "1.000 (1.000 to 1.000)" not in shown(accuracy)
+
+
+def test_rewards_without_bounds_get_student_s_interval():
+    assert estimate([3.0, -1.0, 2.0], range(3)) == mean_interval([3.0, -1.0, 2.0], range(3))
+    assert shown(estimate([1.7] * 4, range(4))) == "1.700 (no interval: a single prompt, or all are alike)"
 
 
 def test_several_rewards_are_weighted_and_listed(tmp_path):

@@ -23,6 +23,7 @@ from cavesson.record import Run
 from cavesson.record import open as open_run
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
+from cavesson.tools.score import estimate
 from cavesson.train.rollouts import Collector, evaluate
 from cavesson.train.run import Result, Training
 from cavesson.types import Rollouts
@@ -104,8 +105,8 @@ def _summary(result: Result, before: Rollouts, after: Rollouts, seconds: float) 
         "held_out": {
             "openings": len(set(openings)),
             "responses": len(before),
-            "reward_before": asdict(mean_interval(rewards["before"], openings)),
-            "reward_after": asdict(mean_interval(rewards["after"], openings)),
+            "reward_before": asdict(estimate(rewards["before"], openings)),
+            "reward_after": asdict(estimate(rewards["after"], openings)),
             "gain": asdict(mean_interval(gain, openings)),
         },
         "training": {
@@ -132,7 +133,8 @@ def _print(console: Console, summary: dict[str, Any], folder: Path) -> None:
     table = Table("", "mean", "95 % interval", title=f"Reward on {held_out['openings']} held-out openings")
     for label, key in (("before", "reward_before"), ("after", "reward_after"), ("gain", "gain")):
         interval = held_out[key]
-        table.add_row(label, f"{interval['mean']:+.3f}", f"{interval['low']:+.3f} to {interval['high']:+.3f}")
+        bounds = "" if interval["low"] is None else f"{interval['low']:+.3f} to {interval['high']:+.3f}"
+        table.add_row(label, f"{interval['mean']:+.3f}", bounds)
     console.print(table)
     samples = Table("before", "after", title="The same opening, the same random numbers", show_lines=True)
     for sample in summary["samples"]:

@@ -8,24 +8,44 @@ from statistics import NormalDist, fmean, stdev, variance
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, or another statistic, with the bounds of its 95 % confidence interval."""
+    """A mean, or another statistic, with the bounds of its 95 % confidence interval.
+
+    The bounds are None if the sample does not show how certain the mean is.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def sign(self) -> int:
+        """1 if the interval is above 0, -1 if it is below 0; 0 if it contains 0 or is not known."""
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
 
 
 def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Interval:
     """Return the mean of `values` with Student's interval, computed from the means of their groups.
 
-    Responses to the same prompt are correlated, so the prompts, not the responses, count as independent samples.
+    Responses to the same prompt are correlated, so the prompts, not the responses, count as independent samples. A
+    single prompt, or prompts whose means are all equal, do not show how much others would differ.
     """
+    means = [fmean(group) for group in _members(values, groups)]
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
+    return around(fmean(values), half_width(error, len(means) - 1) if error else None)
+
+
+def around(mean: float, half: float | None) -> Interval:
+    """Return an interval with its mean in the middle, and half of its width; None if that is not known."""
+    return Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
+
+
+def _members(values: Sequence[float | int], groups: Sequence[int]) -> list[list[float]]:
     members: dict[int, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
-        members.setdefault(group, []).append(value)
-    means = [fmean(group) for group in members.values()]
-    half = half_width(stdev(means) / len(means) ** 0.5, len(means) - 1) if len(means) > 1 else float("nan")
-    return Interval(fmean(values), fmean(values) - half, fmean(values) + half)
+        members.setdefault(group, []).append(float(value))
+    return list(members.values())
 
 
 def half_width(error: float, free: float | int) -> float:
@@ -40,17 +60,45 @@ def half_width(error: float, free: float | int) -> float:
     return error * float(special.stdtrit(free, 0.975))
 
 
-def share_interval(successes: float | int, trials: int) -> Interval:
-    """Return a share with its Wilson score interval (Wilson 1927), which stays within 0 and 1.
+def share_interval(values: Sequence[float | int], groups: Sequence[int]) -> Interval:
+    """Return the mean of values between 0 and 1 with an interval that stays within 0 and 1.
 
-    A trial may count as half a success. Such trials vary less than the interval assumes, so the interval is somewhat
-    too wide.
+    It is the interval of Clopper and Pearson (1934) for as many independent trials as tell as much as the values do
+    (Korn and Graubard 1998): responses to the same prompt resemble each other. They are worth p·(1 − p)/v trials, where
+    v is the variance of the mean p, estimated from the prompts; but no fewer than there are prompts, which is what they
+    are worth if all responses to a prompt are alike, and no more than if they were independent.
+
+    Where few prompts differ from the mean, v is uncertain. Its degrees of freedom are therefore the effective number of
+    the squared deviations of the prompts, (Σd)²/Σd² (Kish 1965), at most one less than there are prompts.
+
+    Args:
+        values: successes (1) and failures (0), or shares of a success, such as 1/2 for a draw.
+        groups: which prompt each value belongs to.
     """
-    z = NormalDist().inv_cdf(0.975)
-    share = successes / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * (share * (1 - share) / trials + z * z / (4 * trials * trials)) ** 0.5
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    from scipy import special  # slow to import
+
+    mean, members = fmean(values), _members(values, groups)
+    trials = _trials(values, members)
+    wins, losses = trials * mean, trials * (1 - mean)
+    low = float(special.betaincinv(wins, losses + 1, 0.025)) if wins else 0.0
+    high = float(special.betaincinv(wins + 1, losses, 0.975)) if losses else 1.0
+    return Interval(mean, low, high)
+
+
+def _trials(values: Sequence[float | int], members: Sequence[Sequence[float]]) -> float:
+    """Return the number of independent trials that tell as much about the mean as grouped values do."""
+    mean, count = fmean(values), len(values)
+    fewest = count**2 / sum(len(group) ** 2 for group in members)
+    deviations = [sum(value - mean for value in group) ** 2 for group in members]
+    total, alone = sum(deviations), sum((value - mean) ** 2 for value in values) / count**2
+    if alone == 0 or len(members) == 1:
+        return fewest
+    between = total / count**2 * len(members) / (len(members) - 1)
+    free = float(len(members) - 1)
+    if total > 0:
+        free = min(free, total**2 / sum(one**2 for one in deviations))
+    less = half_width(1.0, count - 1) / half_width(1.0, free)
+    return max(fewest, mean * (1 - mean) / max(between, alone) * less**2)
 
 
 def twin_correlation(first: Sequence[float | int], second: Sequence[float | int]) -> Interval | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.ops.intervals import Interval, half_width
+from cavesson.ops.intervals import Interval, around, half_width
 
 COLUMNS = ("step", "split", "prompt", "reward")
 MIN_PROMPTS = 2
@@ -56,10 +56,9 @@ def compare(changed: pa.Table, unchanged: pa.Table, start: int, end: int) -> Com
         late = [_by_prompt(rows, split, half, end) for rows in both]
         found = _paired(*late)
         if found is not None and first is not None:
-            gain, size = found.mean - first.mean, _half_width(found, first)
+            difference = around(found.mean - first.mean, _half_width(found, first))
             common = late[0].keys() & late[1].keys()
             ours, theirs = (fmean(rewards[prompt] for prompt in sorted(common)) for rewards in late)
-            difference = Interval(gain, gain - size, gain + size)
             return Compared(difference, ours, theirs, first.mean, len(common), split == "eval", half)
     return None
 
@@ -89,8 +88,9 @@ def _paired(ours: Rewards, theirs: Rewards) -> _Paired | None:
     return None if count < MIN_PROMPTS else _Paired(fmean(differences), variance(differences) / count, count - 1)
 
 
-def _half_width(one: _Paired, other: _Paired) -> float:
+def _half_width(one: _Paired, other: _Paired) -> float | None:
+    """Return half the width of the interval of a difference; None if all prompts differ by the same."""
     both = one.variance + other.variance
     if both == 0:
-        return 0.0
+        return None
     return half_width(both**0.5, both**2 / (one.variance**2 / one.free + other.variance**2 / other.free))

@@ -68,11 +68,14 @@ def _difference(reward: Compared | None) -> str:
     if reward is None:
         return "not comparable"
     found, kind = reward.difference, "held-out prompts" if reward.held_out else "prompts of training"
-    size = "gains more" if found.low > 0 else "gains less" if found.high < 0 else "no clear difference"
+    size = ("no clear difference", "gains more", "gains less")[found.sign]
     numbers = f"{number(reward.unchanged)} → {number(reward.changed)}"
     if reward.at_once:
         numbers += f", of which {number(reward.at_once)} at once, before anything is learned; the rest"
-    interval = f"{number(found.mean)}, 95 % interval {number(found.low)} to {number(found.high)}"
+    bounds = "no interval: all prompts differ by the same"
+    if found.low is not None and found.high is not None:
+        bounds = f"95 % interval {number(found.low)} to {number(found.high)}"
+    interval = f"{number(found.mean)}, {bounds}"
     return f"{size}: {numbers} ({interval}; {reward.prompts} {kind}, from step {reward.since})"
 
 

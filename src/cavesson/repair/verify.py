@@ -58,7 +58,7 @@ class Outcome:
             return "cannot tell"
         if after == "found":
             return "not recovered"
-        return "cannot tell" if self.reward is not None and self.reward.difference.high < 0 else "recovered"
+        return "cannot tell" if self.reward is not None and self.reward.difference.sign < 0 else "recovered"
 
 
 def verify(

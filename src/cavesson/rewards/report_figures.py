@@ -21,6 +21,7 @@ from cavesson.ops.intervals import share_interval, twin_correlation
 from cavesson.processes import Processes
 
 Numbers = NDArray[np.float64]
+Prompts = NDArray[np.int64]
 
 CALIBRATION = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Bounds of the bins of confidence σ(|r_chosen − r_rejected|)."""
@@ -54,6 +55,13 @@ class ScoredPairs:
         """The number of learned tokens of the chosen response minus that of the rejected one."""
         return np.array([sum(pair.chosen.learn) - sum(pair.rejected.learn) for pair in self.pairs], dtype=float)
 
+    @property
+    def prompt(self) -> Prompts:
+        """The number of the prompt of each pair; pairs of the same prompt are not independent."""
+        numbers: dict[tuple[int, ...], int] = {}
+        asked = (tuple(pair.chosen.ids[: pair.chosen.learn.index(True)]) for pair in self.pairs)
+        return np.array([numbers.setdefault(prompt, len(numbers)) for prompt in asked], dtype=np.int64)
+
 
 @torch.no_grad()
 def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes, at_once: int) -> ScoredPairs:
@@ -71,7 +79,7 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
 
 def summarise(scored: ScoredPairs) -> dict[str, Any]:
     """Return all statistics of the report as plain values; None if the pairs do not determine a statistic."""
-    right, longer, difference = scored.right, scored.longer_by, scored.difference
+    right, longer, difference, prompts = scored.right, scored.longer_by, scored.difference, scored.prompt
     confidence = 1 / (1 + np.exp(-np.abs(difference)))
     margins = np.array([pair.margin or 0.0 for pair in scored.pairs])
     both = np.concatenate([scored.chosen, scored.rejected])
@@ -79,18 +87,18 @@ def summarise(scored: ScoredPairs) -> dict[str, Any]:
     return {
         "pairs": len(scored.pairs),
         "loss": float(np.logaddexp(0, margins - difference).mean()),
-        "accuracy": _share(right),
+        "accuracy": _share(right, prompts),
         "ties": float((difference == 0).mean()),
-        "length_baseline": _share(_half_for_ties(longer)),
+        "length_baseline": _share(_half_for_ties(longer), prompts),
         "by_length": {
-            "chosen longer": _share(right[longer > 0]),
-            "same length": _share(right[longer == 0]),
-            "chosen shorter": _share(right[longer < 0]),
+            "chosen longer": _share(right[longer > 0], prompts[longer > 0]),
+            "same length": _share(right[longer == 0], prompts[longer == 0]),
+            "chosen shorter": _share(right[longer < 0], prompts[longer < 0]),
         },
-        "by_length_difference": list(_by_length_difference(longer, right)),
+        "by_length_difference": list(_by_length_difference(longer, right, prompts)),
         "length_correlation": rank_correlation(difference, longer),
         "confidence": float(confidence.mean()),
-        "calibration": list(_calibration(confidence, right)),
+        "calibration": list(_calibration(confidence, right, prompts)),
         "prompt_correlation": prompt and asdict(prompt),
         "reward": {"mean": float(both.mean()), "std": float(both.std())},
     }
@@ -122,28 +130,32 @@ def _half_for_ties(difference: Numbers) -> Numbers:
     return (1 + np.sign(difference)) / 2
 
 
-def _share(right: Numbers) -> dict[str, Any] | None:
+def _share(right: Numbers, prompts: Prompts) -> dict[str, Any] | None:
     if not len(right):
         return None
-    return {**asdict(share_interval(float(right.sum()), len(right))), "pairs": len(right)}
+    return {**asdict(share_interval(right.tolist(), prompts.tolist())), "pairs": len(right)}
 
 
-def _by_length_difference(longer: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
+def _by_length_difference(longer: Numbers, right: Numbers, prompts: Prompts) -> Iterator[dict[str, Any]]:
     """Yield the accuracy in each group of pairs; equal differences are in the same group."""
     inner = np.unique(np.quantile(longer, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
     group = np.searchsorted(inner, longer)
     for number in np.unique(group).tolist():
         inside = group == number
         bounds = {"from": float(longer[inside].min()), "to": float(longer[inside].max())}
-        yield {**bounds, "mean_difference": float(longer[inside].mean()), **(_share(right[inside]) or {})}
+        yield {
+            **bounds,
+            "mean_difference": float(longer[inside].mean()),
+            **(_share(right[inside], prompts[inside]) or {}),
+        }
 
 
-def _calibration(confidence: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
+def _calibration(confidence: Numbers, right: Numbers, prompts: Prompts) -> Iterator[dict[str, Any]]:
     """Yield the accuracy in each bin of confidence that has pairs."""
     for low, high in pairwise(CALIBRATION):
         inside = (confidence >= low) & ((confidence < high) | (high == CALIBRATION[-1]))
         if inside.any():
-            share = _share(right[inside]) or {}
+            share = _share(right[inside], prompts[inside]) or {}
             yield {"from": low, "to": high, "confidence": float(confidence[inside].mean()), **share}
 
 

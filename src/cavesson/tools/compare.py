@@ -186,9 +186,7 @@ def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: C
 
 def _win_rate(gains: Sequence[float], groups: Sequence[int]) -> Interval:
     """Return the share of the responses that get a higher reward than the first model's; a tie is half a win."""
-    wins = [(gain > 0) + (gain == 0) / 2 for gain in gains]
-    alone = len(set(groups)) == len(groups)  # one response to each prompt
-    return share_interval(sum(wins), len(wins)) if alone else mean_interval(wins, groups)
+    return share_interval([(gain > 0) + (gain == 0) / 2 for gain in gains], groups)
 
 
 def _column(

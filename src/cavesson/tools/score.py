@@ -126,18 +126,23 @@ def parts_of(scored: Scored) -> dict[str, list[float]]:
 
 
 def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
-    """Estimate the mean and its 95 % interval, treating prompts as independent.
+    """Estimate a mean reward and its 95 % interval, treating prompts as independent.
 
-    With one response per prompt, values that are all 0 or 1 form a proportion and get Wilson's interval, which stays
-    within 0 and 1. Everything else gets Student's interval over the means of the prompts.
+    Values that are all between 0 and 1, or all 1 or -1, get an interval that stays within these bounds. Everything else
+    gets Student's interval over the means of the prompts.
     """
-    if set(values) <= {0.0, 1.0} and len(set(groups)) == len(groups):
-        return share_interval(float(sum(values)), len(values))
+    if all(0 <= value <= 1 for value in values):
+        return share_interval(values, groups)
+    if set(values) <= {-1.0, 1.0}:
+        share = share_interval([(value + 1) / 2 for value in values], groups)
+        return Interval(*(None if bound is None else 2 * bound - 1 for bound in (share.mean, share.low, share.high)))
     return mean_interval(values, groups)
 
 
 def shown(interval: Interval) -> str:
     """Format an interval as text."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:.3f} (no interval: a single prompt, or all are alike)"
     return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
