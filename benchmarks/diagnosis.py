@@ -18,6 +18,7 @@ from typing import Any
 
 import cavesson
 from benchmarks.faults.case import Case
+from cavesson.doctor.advice import advice
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.sufficient import ANY_TOKENS, smallest_sets
 from cavesson.doctor.diagnosis import Finding, diagnose
@@ -67,10 +68,11 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
         prose["sees"].format_map(limits),
         _picture(rule, picture) if picture else f"*No picture: {prose['unseen']}*",
         f"**Cause:** {_filled(texts.cause, words)}",
-        f"**Fix:** {_filled(texts.fix, words)}.",
+        f"**Fix:** {_filled(advice(texts.fix, None, {}), words)}.",
         f"**Healthy:** {language('en').healthy(rule)} (source: {_cited(rule.source)}).",
         f"**Measured:** {where}, over at least {least}.{WINDOWS if rule.windows else ''}",
         f"**Columns that suffice:** {_columns(rule)}.",
+        *_disproof(rule),
         *([f"**Explains:** {', '.join(f'`{name}`' for name in rule.explains)}."] if rule.explains else []),
         *([f"**May follow from:** {', '.join(f'`{name}`' for name in above)}."] if above else []),
         f"**Not to be confused with:** {prose['unlike'].format_map(limits)}",
@@ -78,6 +80,14 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
         "[All findings](README.md) · [The doctor](../doctor.md)",
     ]
     return _linked("\n\n".join(parts), rule.name) + "\n"
+
+
+def _disproof(rule: Rule) -> list[str]:
+    """Return what would disprove a finding, if the rule is an error or says it."""
+    if rule.disproof is not None:
+        columns = ", ".join(f"`{column}`" for column in rule.disproof.columns)
+        return [f"**Disproved by:** {columns}, if recorded: {rule.disproof.shows}."]
+    return ["**Disproved by:** nothing; it compares recorded numbers."] if rule.severity == "error" else []
 
 
 def _columns(rule: Rule) -> str:

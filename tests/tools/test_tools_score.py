@@ -99,12 +99,17 @@ def test_other_columns_reach_the_reward_and_shares_get_the_interval_of_a_share(t
 def test_the_interval_of_an_accuracy_stays_within_its_bounds(wrong):
     """Four responses to each of six prompts, all or all but one of them right."""
     right, groups = [0.0] * wrong + [1.0] * (24 - wrong), [n // 4 for n in range(24)]
-    accuracy, opposed = estimate(right, groups), estimate([2 * one - 1 for one in right], groups)
+    accuracy = estimate(right, groups)
     assert accuracy == share_interval(right, groups)
     assert 0.4 < accuracy.low < accuracy.mean <= accuracy.high <= 1
-    bounds = (accuracy.mean, accuracy.low, accuracy.high)
-    assert (opposed.mean, opposed.low, opposed.high) == pytest.approx([2 * bound - 1 for bound in bounds])
     assert "1.000 (1.000 to 1.000)" not in shown(accuracy)
+
+
+def test_rewards_of_1_and_minus_1_are_a_share_as_well():
+    right, groups = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1, 2, 2]
+    share, reward = estimate(right, groups), estimate([2 * one - 1 for one in right], groups)
+    bounds = (share.mean, share.low, share.high)
+    assert (reward.mean, reward.low, reward.high) == pytest.approx([2 * bound - 1 for bound in bounds])
 
 
 def test_rewards_without_bounds_get_student_s_interval():

@@ -137,7 +137,7 @@ def _diagnosed(data: RunData) -> list[Problem]:
     # The settings already say whether end tokens were forbidden, so that rule is not needed.
     rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
     found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
-    said = [(one, words.texts(one.rule, one.reading)) for one in found]
+    said = [(one, words.texts(one.rule, one.reading, one.names)) for one in found]
     return [
         Problem(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
         for one, t in said

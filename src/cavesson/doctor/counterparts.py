@@ -162,9 +162,14 @@ def counterparts(info: Mapping[str, Any], fix: str) -> Counterparts | None:
     """
     trainer, algorithm = trainer_of(info), info.get("algorithm")
     names = NAMES.get(trainer, {})
-    found = {name: _called(names[name], algorithm) for name in _SETTING.findall(fix) if name in names}
+    found = {name: name_in(trainer, algorithm, name) for name in _SETTING.findall(fix) if name in names}
     settings = {name: called for name, called in found.items() if called}
     return Counterparts(TRAINERS[trainer], settings) if settings else None
+
+
+def name_in(trainer: str, algorithm: Any, setting: str) -> str:
+    """Return what a trainer calls a setting of Cavesson; empty if it has none."""
+    return _called(NAMES[trainer].get(setting, ""), algorithm)
 
 
 def _called(name: Name, algorithm: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cavesson.doctor.advice import Names, names_for
 from cavesson.doctor.counterparts import Counterparts, counterparts
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.derivation import Derivation
@@ -39,6 +40,8 @@ class Finding:
     """What the rule read that the record lacks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
+    names: Names | None = None
+    """What the settings of the fix are called in the run; None: as in Cavesson."""
     counterparts: Counterparts | None = None
     """The settings that the fix names, in the run's trainer; None if it is Cavesson, not known, or has none of them."""
 
@@ -85,8 +88,9 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
 
 
 def _advised(data: RunData, finding: Finding) -> Finding:
+    info, fix = data.info, finding.rule.texts.fix
     settings = proposal(data, finding.rule, finding.reading)
-    return replace(finding, settings=settings, counterparts=counterparts(data.info, finding.rule.texts.fix))
+    return replace(finding, settings=settings, names=names_for(info, fix), counterparts=counterparts(info, fix))
 
 
 def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
@@ -121,7 +125,15 @@ def _applied(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         skipped = _skipped(data, rule)
-        return skipped, None if skipped else rule.statistic(data)
+        return skipped, None if skipped else _read(data, rule)
+
+
+def _read(data: RunData, rule: Rule) -> Reading | None:
+    """Return what a rule reads; what a measured fact disproves is healthy, whatever else suggests it."""
+    reading, disproof = rule.statistic(data), rule.disproof
+    if reading is None or not reading.sick or disproof is None or disproof.excludes is None:
+        return reading
+    return replace(reading, sick=not disproof.excludes(data))
 
 
 def _skipped(data: RunData, rule: Rule) -> Skipped | None:

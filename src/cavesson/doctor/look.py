@@ -58,7 +58,7 @@ def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findin
 
 def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings_file.StoredFinding:
     rule, reading = finding.rule, finding.reading
-    texts = words.texts(rule, reading)
+    texts = words.texts(rule, reading, finding.names)
     return findings_file.StoredFinding(
         id=rule.name,
         severity=rule.severity,

@@ -31,6 +31,18 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Disproof:
+    """A measured fact that excludes a fault which a rule infers from something else."""
+
+    columns: tuple[str, ...]
+    """Where it is recorded, as in the needs of a rule."""
+    shows: str
+    """What shows that the fault is absent."""
+    excludes: "Callable[[RunData], bool] | None" = None
+    """Whether it is absent, so that nothing is found; None: the statistic of the rule reads these columns first."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """One way in which a run can go wrong."""
 
@@ -58,6 +70,8 @@ class Rule:
     """Whether it is applied to the latest parts of a run, too, each as if the run had begun there."""
     training_only: bool = False
     """Whether it judges what training samples: held-out responses are not learned from, and often greedy."""
+    disproof: Disproof | None = None
+    """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
     settings: Settings = field(default_factory=dict)
     """What ``fix`` says as settings, if they can end the problem; those that a run lacks do not count."""
 
@@ -78,6 +92,7 @@ def rule(
     algorithms: Iterable[str] = (),
     windows: bool = False,
     training_only: bool = False,
+    disproof: Disproof | None = None,
     settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
     """Create a rule from a function, named after it with hyphens; for the arguments, see ``Rule`` and ``Texts``.
@@ -119,6 +134,7 @@ def rule(
             algorithms=tuple(algorithms),
             windows=windows,
             training_only=training_only,
+            disproof=disproof,
             settings=settings or {},
         )
 

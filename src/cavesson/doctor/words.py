@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from cavesson.doctor.advice import Names, advice
 from cavesson.doctor.finding import Percent, Phrase, Reading, Skipped, Words
 from cavesson.doctor.rule import Rule, Texts
 from cavesson.text.visible import visible
@@ -72,11 +73,17 @@ class Language:
             name: number(word) if isinstance(word, int | float) else self._word(word) for name, word in words.items()
         }
 
-    def texts(self, rule: Rule, reading: Reading) -> Texts:
-        """Return the texts of a rule that found something, filled with its limits and the numbers of its reading."""
+    def texts(self, rule: Rule, reading: Reading, names: Names | None = None) -> Texts:
+        """Return the texts of a rule that found something, filled with its limits and the numbers of its reading.
+
+        Args:
+            rule: The rule.
+            reading: What it found.
+            names: What the settings of the fix are called in the run; None: as in Cavesson.
+        """
         words = limits_of(rule) | self._filled({**reading.words, "seen": reading.seen})
-        cause, fix = (self._text(rule, name).format_map(words) for name in ("cause", "fix"))
-        return Texts(self._text(rule, "title"), cause, self.healthy(rule), fix)
+        fix = advice(self._text(rule, "fix"), names, self.phrases).format_map(words)
+        return Texts(self._text(rule, "title"), self._text(rule, "cause").format_map(words), self.healthy(rule), fix)
 
     def _text(self, rule: Rule, name: str) -> str:
         return self.rules.get(rule.name, {}).get(name) or str(getattr(rule.texts, name))

@@ -73,7 +73,7 @@ def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -
     fixable = [one for one in named or diagnosis.causes if one.settings]
     if not fixable:
         first = (named or diagnosis.causes)[0]
-        advice = words.texts(first.rule, first.reading).fix
+        advice = words.texts(first.rule, first.reading, first.names).fix
         raise UserError(f"no setting of {run} ends {first.rule.name}; what to change instead: {advice}")
     return fixable[0]
 

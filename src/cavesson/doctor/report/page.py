@@ -81,7 +81,7 @@ def _since(data: RunData, finding: Finding, language: Language) -> str:
 
 def _body(finding: Finding, language: Language) -> str:
     rule, reading, say = finding.rule, finding.reading, language.phrase
-    texts = language.texts(rule, reading)
+    texts = language.texts(rule, reading, finding.names)
     facts = (
         ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
         ("fix", say("change"), texts.fix),

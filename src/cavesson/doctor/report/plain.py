@@ -42,7 +42,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
 def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
     """Return one finding as plain data."""
     rule, reading = finding.rule, finding.reading
-    texts = language.texts(rule, reading)
+    texts = language.texts(rule, reading, finding.names)
     return {
         "rule": rule.name,
         "number": rule.number,

@@ -71,7 +71,7 @@ def _together(skipped: list[Skipped]) -> Skipped:
 
 
 def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], first: int, language: Language) -> None:
-    say, texts = language.phrase, language.texts(finding.rule, finding.reading)
+    say, texts = language.phrase, language.texts(finding.rule, finding.reading, finding.names)
     console.print()
     head = Text(f"{say(finding.severity)}: {texts.title}", COLOURS[finding.severity])
     if finding.reading.since is not None:

@@ -60,7 +60,7 @@ def distinct(rows: Rows) -> Series:
     "policy no longer explores, so it learns nothing new.",
     healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises (a falling "
     "entropy alone is normal)",
-    fix="a wider upper clip (grpo.clip_high = 0.28), an entropy bonus (ppo.entropy_coef), fewer epochs of SFT",
+    fix="[a wider upper clip (grpo.clip_high = 0.28), ][an entropy bonus (ppo.entropy_coef = 0.01), ]fewer epochs of SFT",
     settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "ppo.entropy_coef": at_least(0.01)},
     source="2505.22617; DAPO 2503.14476; rldoctor",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops",
@@ -95,8 +95,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     cause="The policy's entropy is {seen} nats per token ({before} at the start): {what}.",
     healthy="entropy per token, in nats: below {factor} times its start (with a small vocabulary: nearer to its start "
     "than to a uniform choice), or less than {rise} above it; and below {noise} of that of a uniform choice among the "
-    "tokens that occur",
-    fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
+    "tokens that occur, unless it begins there",
+    fix="lower optimizer.learning_rate, [ppo.entropy_coef = 0, ]check whether sampler and trainer disagree",
     settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "length-collapse", "kl-explosion", *CRITIC],
@@ -115,7 +115,9 @@ def entropy_explosion(
     sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
     began = since(points, smooth.value > (before + high) / 2, 4)
     what = "it rises, and the policy is forgetting how to write"
-    if not sick and MANY < uniform < np.inf and _surprise(data) > noise * uniform:
+    # A policy without training begins with such an entropy, which no update has made.
+    has_risen = entropy(data.whole).value[0] < noise * uniform
+    if not sick and has_risen and MANY < uniform < np.inf and _surprise(data) > noise * uniform:
         began, high = since(points, smooth.value > noise * uniform, 4), noise * uniform
         what, sick = "nearly that of a uniform choice, so that responses are noise", began is not None
     words: Words = {"before": before, "what": Phrase(what)}
@@ -168,7 +170,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     cause="In the last steps, two responses to different prompts are as similar ({other}) as two responses to the same "
     "prompt ({same}), unlike at the start.",
     healthy="similarity within a prompt minus similarity between prompts, late / early: above {limit}",
-    fix="a reward that depends on the prompt; grpo.resample drops prompts whose responses all get the same reward",
+    fix="a reward that depends on the prompt[; grpo.resample drops prompts whose responses all get the same reward]",
     source="2604.06268",
     explains=["reward-falls", "length-bias"],
     windows=True,
@@ -236,7 +238,7 @@ def _alike(responses: list[set[str]], i: int, j: int) -> float:
     "follow from step {step} on.",
     healthy="standard deviation of the reward within a prompt, relative to its start: above {limit} before any "
     "gradient spike",
-    fix="drop prompts with similar rewards, grpo.clip_high = 0.28 (a wider upper clip), update.epochs = 1",
+    fix="drop prompts with similar rewards[, grpo.clip_high = 0.28 (a wider upper clip)][, update.epochs = 1]",
     settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "update.epochs": 1},
     source="RAGEN 2504.20073",
     explains=["gradient-spike", "entropy-collapse"],

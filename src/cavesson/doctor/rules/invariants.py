@@ -11,7 +11,7 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
@@ -31,6 +31,7 @@ UNLIKELY = 1e-6
 """Probability below which equal responses at two places of the groups are not chance."""
 MASK_OF_LOSS = Phrase("the record shows which tokens the trainer kept, but not whether its loss keeps to them")
 MAYBE_TURNS = Phrase("responses have several end tokens, each perhaps of a turn, and the record does not mark turns")
+EMPTY = Series(np.zeros(0, np.int64), np.zeros(0))
 IMPROBABLE = 12.0
 """Nats of surprise from which two independent samples do not agree on a response by chance."""
 
@@ -54,12 +55,19 @@ def is_exact(data: RunData) -> bool:
     source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
     explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large", "kl-at-start", "negative-kl", "penalty-wrong",
               "reward-position", "reward-accounting", "kl-explosion", "unknown-estimate", *MISMATCH, *RUNAWAY],
+    disproof=Disproof(
+        ("steps.policy/first_ratio_error", "steps.policy/first_approx_kl"),
+        "the ratio was measured in the first mini-batch, and is 1",
+    ),
     windows=True,
 )  # fmt: skip
 def ratio_not_one(
     data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
 ) -> Reading | None:
-    largest_errors, squares = data.metric("policy/first_ratio_error"), data.metric("policy/first_approx_kl")
+    largest_errors = data.metric("policy/first_ratio_error")
+    # What other numbers say of it is only a bound, and counts only where it was not measured.
+    is_measured = data.recorded("steps.policy/first_approx_kl")
+    squares = data.metric("policy/first_approx_kl") if is_measured or not len(largest_errors) else EMPTY
     if not len(largest_errors) and not len(squares):
         squares = data.metric("policy/clipped_kl")
     errors = Series(squares.step, np.sqrt(2 * squares.value))
@@ -77,6 +85,14 @@ def ratio_not_one(
     return Reading(float(np.median(points.value)), sick, earliest(bad), data.step_evidence(bad), words, curve)
 
 
+def started_as_reference(data: RunData) -> bool:
+    """Return whether the sampler finds the tokens of the first step as likely as the reference does."""
+    sample = data.sample
+    apart = np.abs(sample["sampler_logprob"] - sample["ref_logprob"])
+    there = (sample.step == sample.rows.steps[0]) & sample.trained & np.isfinite(apart)
+    return bool(there.any()) and float(apart[there].mean()) <= (EXACT if is_exact(data) else ROUNDED)
+
+
 @rule(
     number=2,
     needs=["tokens.ref_logprob", "tokens.logprob"],
@@ -89,6 +105,11 @@ def ratio_not_one(
     "dropout",
     source="The N implementation details of RLHF with PPO; TRL issue 495",
     explains=["negative-kl", "kl-in-few-tokens", "update-kl-large", *MISLED],
+    disproof=Disproof(
+        ("tokens.sampler_logprob",),
+        "the sampler, which has the policy's weights, finds the tokens of the first step as likely as the reference",
+        started_as_reference,
+    ),
 )
 def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED) -> Reading | None:
     sample = data.sample
@@ -121,6 +142,7 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
     fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled", "reference-replaced"],
+    disproof=Disproof(("steps.policy/approx_kl",), "the updates do not change the policy either"),
 )
 def reference_is_policy(
     data: RunData, *, limit: float = Share(0.99), updates: int = 5, equal: float = 1e-5
@@ -202,6 +224,7 @@ def _is_lasting(points: Series) -> Array:
     fix="tokenise the templated text with add_special_tokens=False",
     source="reward-bench issue 464, open-r1 issue 462, NeMo-RL issue 855, TRL issue 3520",
     explains=["reward-is-noise", "kl-in-few-tokens"],
+    disproof=Disproof(("info.tokenizer.bos",), "the repeated token is not the start token"),
     windows=True,
 )
 def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None:
@@ -236,6 +259,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
               "kl-at-start", "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale",
               "false-truncation", "end-forbidden", *MISMATCH],
+    disproof=Disproof(("tokens.mask",), "the tokens after the end are not trained on, or belong to a later turn"),
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
     sample, ends = data.sample, np.array(data.setting("eos_token_ids"), np.float64)
@@ -308,6 +332,7 @@ def _filled(sample: Sample, ends: Array) -> Array:
     fix="derive the seed from the rank and the sample's index as well",
     source="The N implementation details of RLHF with PPO; Hoeffding 1956",
     explains=["zero-variance-groups", "zero-gradient"],
+    disproof=Disproof(("tokens.sampler_logprob",), "the sampler expected the responses that occur twice"),
     windows=True,
 )
 def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share(0.5)) -> Reading | None:

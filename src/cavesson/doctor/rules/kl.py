@@ -7,7 +7,7 @@ from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.readings import pays
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
@@ -21,6 +21,10 @@ USUAL_RATE = 1e-5
 
 LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
 """What shows the KL of a step."""
+MANY_STEPS = 6
+"""Steps above which noise is taken out of a KL by a running median."""
+TINY = 0.01
+"""Mean logged KL, in nats, below which it matches everything."""
 USUAL_LENGTH = 100.0
 """Tokens of a response where only a KL per token was logged, and no lengths."""
 
@@ -47,6 +51,18 @@ def _noise(data: RunData, points: Series) -> Array:
     return np.full(len(points), float(np.median(np.abs(np.diff(points.value)))) if len(points) > 1 else 0.0)
 
 
+def sampled_before(data: RunData) -> bool:
+    """Return whether most responses are of older weights, whose own KL to the reference is not negative.
+
+    E_old[log π − log π_ref] = KL(π_old ‖ π_ref) − KL(π_old ‖ π) is negative while the policy is near its reference.
+    """
+    sample = data.sample
+    of_sampler = sample["sampler_logprob"] - sample["ref_logprob"]
+    known = sample.trained & np.isfinite(of_sampler)
+    is_old = np.mean(sample.rows["policy_version"] < sample.rows.step) > 0.5
+    return bool(is_old and known.any() and of_sampler[known].mean() >= 0)
+
+
 @rule(
     number=12,
     needs=[LOGGED],
@@ -63,6 +79,11 @@ def _noise(data: RunData, points: Series) -> Array:
     settings={"sampling.top_k": 0, "sampling.top_p": 1.0, "sampling.min_new_tokens": 0, "sampling.temperature": 1.0},
     source="TRL 0.7.10 ppo_trainer.py; TRL issues 235, 351, 925, 1161; TRL's How-to-train FAQ",
     explains=["penalty-mis-scaled"],
+    disproof=Disproof(
+        ("rows.policy_version", "tokens.sampler_logprob", "tokens.ref_logprob"),
+        "older weights sampled the responses, and their own KL to the reference is not negative",
+        sampled_before,
+    ),
 )
 def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     points = objective(data)
@@ -291,7 +312,7 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     "{seen} of the pull of the KL itself.",
     healthy="pull of the estimator towards the reference where it is used, relative to that of the KL itself: at least "
     "{limit}",
-    fix='in the reward, use k1 (kl.estimator = "k1", grpo.kl_estimator = "k1"); in the loss, use k2 or k3',
+    fix='in the reward, use k1[ (kl.estimator = "k1")][ (grpo.kl_estimator = "k1")]; in the loss, use k2 or k3',
     settings={"kl.estimator": "k1", "rloo.kl_estimator": "k1", "grpo.kl_estimator": None},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
@@ -320,6 +341,11 @@ def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Readin
     healthy="relative distance of the logged KL from the nearest known estimate: below {limit}",
     fix="log the KL of the trained tokens, and name the estimator",
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
+    disproof=Disproof(
+        ("tokens.logprob", "tokens.ref_logprob"),
+        "the logged KL of another trainer lies between an estimate for the policy before the update and one for the "
+        "policy after it: most trainers average their KL over the update",
+    ),
     windows=True,
 )
 def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
@@ -330,17 +356,36 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     for name, values in estimates(sample["kl_k1"]).items():
         for unit, ours in _units(sample, values):
             for mine in (ours, _between_logs(data, ours)):
-                own, theirs = together(mine, logged)
-                scale = float(np.abs(theirs.value).mean()) if len(own) else 0.0
-                if scale > 0.01:
-                    away = np.abs(own.value - theirs.value) / scale
-                    found.append((float(away.mean()), f"{name} {unit}", Series(own.step, away)))
+                away = _distance(mine, logged) if data.own else _beyond_update(mine, logged)
+                if len(away):
+                    found.append((float(away.value.mean()), f"{name} {unit}", away))
     if not found:
         return None
     distance, name, course = min(found, key=lambda one: one[0])
     evidence = sample.rows.evidence(range(len(sample.rows)))
     curve, first = Curve(logged, name=Phrase("logged KL")), int(logged.step[0])
     return Reading(distance, distance > limit, first, evidence, {"name": Phrase(name)}, curve, course)
+
+
+def _distance(mine: Series, logged: Series) -> Series:
+    """Return how far the logged KL is from an estimate by step, relative to its mean; empty if there is next to none."""
+    own, theirs = together(mine, logged)
+    scale = float(np.abs(theirs.value).mean()) if len(own) else 0.0
+    return Series(own.step, np.abs(own.value - theirs.value) / scale) if scale > TINY else mine.where(mine.step < 0)
+
+
+def _beyond_update(mine: Series, logged: Series) -> Series:
+    """Return how far the logged KL is from those that the policy may have during the update of each step.
+
+    On the responses that it learns from, the policy may move as far again as it does on the next ones.
+    """
+    if len(mine) < 2:
+        return mine.where(mine.step < 0)
+    steady = smoothed(mine) if len(mine) > MANY_STEPS else mine
+    rate = np.diff(steady.value) / np.diff(steady.step)
+    own, moved, theirs = together(mine, Series(mine.step, 2 * np.abs(np.append(rate, rate[-1]))), logged)
+    off = np.clip(theirs.value - own.value, -moved.value, moved.value)
+    return _distance(Series(own.step, own.value + off), theirs)
 
 
 def _logged(data: RunData) -> Series:

@@ -47,7 +47,7 @@ def _longer(value: int, data: RunData, reading: Reading) -> int:
     "judges unfinished responses, and nothing rewards finishing them.",
     healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start; more if "
     "they earn more than the others",
-    fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
+    fix='a larger sampling.max_new_tokens, or shaping.missing_eos_penalty[, or grpo.overlong = "penalty"]',
     settings={"sampling.max_new_tokens": _longer},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias", "reward-falls"],
@@ -200,7 +200,7 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     "{after} {unit}: the policy gains reward by length.",
     healthy="rank correlation of length and reward within a step: below {limit}, or responses that grow by less than "
     "{growth}; more if responses need to be longer",
-    fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
+    fix='a reward that does not grow with the length (subtract what length explains)[, grpo.overlong = "penalty"]',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
               "entropy-explosion", "likelihood-displacement", *CRITIC],
@@ -240,7 +240,8 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: if each response's loss is "
     "divided by its length, long mistakes are cheap.",
     healthy="mean length of the worse half − of the better half: not rising",
-    fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
+    fix='a loss that is not divided by the length of each response[: grpo.normalise = "token"][, or grpo.normalise = '
+    '"constant" (Dr. GRPO)]',
     settings={"grpo.normalise": lambda value, data, reading: "token" if value == "sequence" else value},
     source="Dr. GRPO 2503.20783; DAPO 2503.14476",
     windows=True,

@@ -5,7 +5,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.readings import exceeds
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.rules.invariants import is_exact
 from cavesson.doctor.rules.sampling import NOISE, SURPRISE, is_from_start, surprise_gap
@@ -19,6 +19,8 @@ MORE_LIKELY = Phrase(
     "From a later step on, the policy gives the sampled tokens a higher probability than tokens that it would sample "
     "itself"
 )
+FOLLOWS = 8
+"""Steps by which the sampler's weights may be behind those that learn; prime-rl drops rollouts that are older."""
 
 
 def _gap(sample: Sample) -> Array:
@@ -40,7 +42,7 @@ def _mean_gap(data: RunData) -> Series:
     "below {limit} in float32, below {rounded} otherwise (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not "
     "recorded, surprise (−log π) − entropy, in nats per token: at most {surprise}, or within its noise",
     fix="same dtype and sampling settings on both sides, new weights for the sampler after every update, a float32 "
-    "output layer, or truncated importance sampling (grpo.importance = 2.0)",
+    "output layer[, or truncated importance sampling (grpo.importance = 2.0)]",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
               "negative-kl", "distinct-collapse"],
@@ -90,8 +92,8 @@ def _too_surprising(data: RunData, limit: float) -> Reading | None:
     "from slightly wrong samples makes the next samples more wrong.",
     healthy="mean difference |δ| per token at the end, in nats: below {factor} times that of the start, or below "
     "{limit}",
-    fix="lower optimizer.learning_rate, synchronise the sampler at every step, correct by importance sampling "
-    "(grpo.importance = 2.0)",
+    fix="lower optimizer.learning_rate, synchronise the sampler at every step[, correct by importance sampling "
+    "(grpo.importance = 2.0)]",
     source="prime-rl, docs/training.md; 2512.23087",
     windows=True,
 )
@@ -104,6 +106,15 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     first = since(points, points.value > 2 * before, 5)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(now, sick, first, evidence, {"before": before}, Curve(points, high=factor * before))
+
+
+def sampled_ahead(data: RunData) -> bool:
+    """Return whether most rollouts were sampled by older weights than those of their step, which follow at a distance.
+
+    Such a distance is known to the trainer; ``too-off-policy`` judges it.
+    """
+    late = (data.rows.step - data.rows["policy_version"])[data.rows.step >= np.median(data.rows.steps)]
+    return bool(np.mean(late > 0) > 0.5 and np.median(late) <= FOLLOWS)
 
 
 @rule(
@@ -119,6 +130,11 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     source="TRL issue 5312 and pull request 5313; open-instruct issue 1473",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "too-off-policy", "negative-kl",
               "likelihood-displacement", *MISMATCH],
+    disproof=Disproof(
+        ("rows.policy_version",),
+        "responses are sampled ahead of the updates on purpose, by weights that are a few steps old but follow",
+        sampled_ahead,
+    ),
     windows=True,
 )  # fmt: skip
 def sampler_stale(data: RunData) -> Reading | None:
@@ -174,6 +190,7 @@ def _distance_to_reference(sample: Sample) -> float | None:
     explains=["sampler-mismatch", "mismatch-tail", "retokenised", "entropy-explosion", "kl-explosion", "sampler-stale",
               "reward-falls", "negative-kl", "mismatch-growing", "mismatch-rare-tokens", "clip-fraction-high",
               "ratio-blow-up", "gradient-spike", "likelihood-displacement"],
+    disproof=Disproof(("tokens.logprob",), "the policy finds its responses as likely as before: it has moved, not broken"),
 )  # fmt: skip
 def garbled(data: RunData, *, limit: float = 2.0) -> Reading | None:
     sample = data.sample
@@ -202,7 +219,7 @@ def _rise(values: Array) -> Array:
     cause="{seen} of the tokens differ by more than {far} nat, while the median differs by {median}: single tokens are "
     "computed differently (expert routing, a wrong position).",
     healthy="share of tokens with |δ| > {far} nat: below {limit}, or a median above {near} nats (all differ)",
-    fix='replay the router\'s choices, grpo.ratio = "sequence" (GSPO), or exclude such tokens from the loss',
+    fix='replay the router\'s choices, [grpo.ratio = "sequence" (GSPO), ]or exclude such tokens from the loss',
     source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
     explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
     windows=True,
@@ -229,7 +246,7 @@ def mismatch_tail(data: RunData, *, limit: float = Share(1e-3), far: float = 1.0
     "as on the others: the ratios of these tokens blow up first.",
     healthy="mean |δ| on the least probable tenth of the tokens: below {limit} nats, or below {factor} times that of "
     "the others",
-    fix="cap the importance weights (grpo.importance = 2.0), or exclude tokens below a minimum probability",
+    fix="[cap the importance weights (grpo.importance = 2.0), or ]exclude tokens below a minimum probability",
     source="When Speed Kills Stability (2025)",
     explains=["ratio-blow-up"],
     windows=True,

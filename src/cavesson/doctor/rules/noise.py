@@ -9,7 +9,7 @@ from cavesson.doctor.finding import Phrase, Reading, Share
 from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.readings import noise_of
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED
 from cavesson.doctor.rules.kl import objective
 from cavesson.doctor.rules.pattern import PIECES
@@ -57,6 +57,10 @@ LOST = Phrase(
     fix="check the order in which scores come back; cavesson check tests the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["kl-flat", *MISLED],
+    disproof=Disproof(
+        ("rows.ground_truth", "rows.kl_k1"),
+        "equal responses had different right answers, or the policy has hardly moved, so that little was tried",
+    ),
     windows=True,
 )
 def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:

@@ -121,7 +121,7 @@ def _between(key: Array, value: Array) -> tuple[float, float, float]:
     "only from the other groups.",
     healthy="share of groups with equal rewards: below {limit}; groups that training has led to a high reward do not "
     "count",
-    fix="grpo.resample (dynamic sampling), prompts of medium difficulty, a finer reward, sampling.temperature = 1.0",
+    fix="[grpo.resample (dynamic sampling), ]prompts of medium difficulty, a finer reward, sampling.temperature = 1.0",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
 )

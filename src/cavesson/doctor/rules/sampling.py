@@ -8,13 +8,15 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
+MEASURED = 100
+"""Tokens with a log-probability of the sampler from which these show how tokens were sampled."""
 ROUNDED = 0.15
 """Nats by which sampler and trainer differ on a token by rounding alone."""
 FORM = 0.02
@@ -59,7 +61,7 @@ def shift(data: RunData, sample: Sample) -> Shift | None:
     to stale sampler weights, and the result is zero.
     """
     known = sample.trained & np.isfinite(sample["sampler_gap"])
-    if known.sum() < 100:
+    if known.sum() < MEASURED:
         return None
     gap, first = -sample["sampler_gap"][known], sample.step[known] == sample.rows.steps[0]
     above, below = gap > alike(data), gap < -alike(data)
@@ -101,6 +103,7 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     settings={"sampling.top_k": 0, "sampling.top_p": 1.0},
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-in-few-tokens", "entropy-collapse", "echo-trap", *MISLED, *MISMATCH],
+    disproof=Disproof(("tokens.sampler_logprob",), "the sampler gives the sampled tokens no more than the trainer does"),
 )
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
@@ -135,7 +138,7 @@ def banned_until(data: RunData) -> int | None:
     """Return the position before which end tokens seem to be forbidden; None if they are not."""
     sample = data.sample
     mine = sample.trained & np.isfinite(sample["sampler_gap"])
-    if mine.sum() < 100:
+    if mine.sum() < MEASURED:
         return None
     position, gap = sample.position[mine], -sample["sampler_gap"][mine]
     last = int(position.max())
@@ -148,6 +151,15 @@ def banned_until(data: RunData) -> int | None:
         if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected:
             return at
     return None
+
+
+def nothing_banned(data: RunData) -> bool:
+    """Return whether the sampler's own log-probabilities show that no token was forbidden at any position.
+
+    What a ban leaves is shared among the other tokens, to which the sampler then gives more than the trainer does.
+    """
+    sample = data.sample
+    return bool(np.isfinite(sample["sampler_gap"][sample.trained]).sum() >= MEASURED) and banned_until(data) is None
 
 
 def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float:
@@ -182,6 +194,11 @@ def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
               "kl-at-start", "ratio-not-one", "update-kl-large",  # where scores leave out the end as well
               "reward-falls", "truncated", *MISMATCH],
+    disproof=Disproof(
+        ("tokens.sampler_logprob",),
+        "the sampler gives the tokens before the shortest end no more than the trainer does, so nothing was forbidden",
+        nothing_banned,
+    ),
 )  # fmt: skip
 def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     began, rows = _short_gone_since(data.rows), data.sample.rows

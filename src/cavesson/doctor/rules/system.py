@@ -66,7 +66,7 @@ def _probable(data: RunData) -> Array:
     "have nothing left to teach.",
     healthy="share of groups in which all responses get the same reward, one of the highest tenth of the run: below "
     "{limit}, or less than {growth} above its start",
-    fix="use new or harder prompts; grpo.resample leaves such groups out",
+    fix="use new or harder prompts[; grpo.resample leaves such groups out]",
     source="DAPO 2503.14476",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat"],
     severity="note",

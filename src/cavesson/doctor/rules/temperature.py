@@ -4,7 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.rules.sampling import NOISE, shift, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
@@ -38,6 +38,7 @@ MIN_TOKENS = 400
     settings={"sampling.temperature": 1.0},
     source="The N implementation details of RLHF with PPO; TRL issue 4159; own identity (importance sampling)",
     explains=["negative-kl", "ratio-not-one", "filtered-sampling", *MISLED, *MISMATCH],
+    disproof=Disproof(("tokens.sampler_logprob",), "the sampler's log-probabilities are those of the trainer"),
 )
 def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02) -> Reading | None:
     sample, first = data.sample, int(data.sample.rows.steps[0])

@@ -1,5 +1,6 @@
 """The rule on a verifier that fails, so that all responses get its lowest score."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, mean_by_step
 
@@ -37,6 +38,17 @@ class Scores(NamedTuple):
         return cls(rows.step[finite], values[finite])
 
 
+def lacks_answers(data: RunData) -> bool:
+    """Return whether hardly any response with the lowest reward contains the right answer, so that it deserves it."""
+    rows = data.sample.rows
+    if not data.has("rows.ground_truth") or not data.has("rows.response"):
+        return False
+    reward, truths, texts = rows["reward"], rows.texts("ground_truth"), rows.texts("response")
+    known = [i for i in np.flatnonzero(reward == np.nanmin(reward)) if (truths[i] or "").strip()]
+    contain = [re.search(rf"(?<!\w){re.escape(truths[i].strip())}(?!\w)", texts[i] or "") is not None for i in known]
+    return len(known) >= MIN_RESPONSES and bool(np.mean(contain) < 1 - ALIVE)
+
+
 @rule(
     number=55,
     needs=["rows.reward"],
@@ -48,6 +60,9 @@ class Scores(NamedTuple):
     fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
+    disproof=Disproof(
+        ("rows.ground_truth",), "the responses that get the lowest reward do not contain the right answer", lacks_answers
+    ),
     windows=True,
 )
 def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Share(0.9)) -> Reading | None:

@@ -1,0 +1,112 @@
+"""The settings that a fix names, as the run calls them: a fix is what its reader can do."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cavesson.command_line import is_trained_here
+from cavesson.doctor.counterparts import ALGORITHMS, NAMES, name_in
+from cavesson.doctor.finding import Phrase
+from cavesson.doctor.recording import trainer_of
+
+PLAIN = {
+    "cleaning.discard": Phrase("what to discard"),
+    "cleaning.discard_reward": Phrase("reward of discarded responses"),
+    "grpo.clip_high": Phrase("upper clip range"),
+    "grpo.importance": Phrase("largest importance weight"),
+    "grpo.kl_estimator": Phrase("KL estimator"),
+    "grpo.normalise": Phrase("mean of the loss"),
+    "grpo.overlong": Phrase("treatment of responses that are cut"),
+    "grpo.ratio": Phrase("level of the ratio"),
+    "grpo.resample": Phrase("dynamic sampling"),
+    "kl.coef": Phrase("KL coefficient"),
+    "kl.estimator": Phrase("KL estimator"),
+    "kl.horizon": Phrase("horizon of the KL controller"),
+    "kl.target": Phrase("KL target"),
+    "optimizer.learning_rate": Phrase("learning rate"),
+    "ppo.entropy_coef": Phrase("entropy coefficient"),
+    "ppo.gamma": Phrase("γ"),
+    "ppo.lam": Phrase("λ"),
+    "ppo.value_clip": Phrase("value clip range"),
+    "ppo.value_coef": Phrase("value coefficient"),
+    "reference.kind": Phrase("kind of reference"),
+    "rewards.weight": Phrase("weights of the rewards"),
+    "sampling.eos_token_ids": Phrase("end tokens"),
+    "sampling.max_new_tokens": Phrase("maximum response length"),
+    "sampling.min_new_tokens": Phrase("minimum response length"),
+    "sampling.temperature": Phrase("temperature"),
+    "sampling.top_k": Phrase("top-k"),
+    "sampling.top_p": Phrase("top-p"),
+    "shaping.clip": Phrase("reward clipping"),
+    "shaping.missing_eos_penalty": Phrase("penalty for missing ends"),
+    "shaping.scale": Phrase("reward scaling"),
+    "shaping.subtract_query": Phrase("subtraction of the prompt's reward"),
+    "update.epochs": Phrase("passes per batch"),
+    "update.max_grad_norm": Phrase("gradient clipping"),
+    "update.target_policy_kl": Phrase("KL at which a step ends"),
+}
+"""Plain words for each setting that a fix names."""
+SETTING = re.compile(r'([a-z_]+(?:\.[a-z_]+)+)(?: = ("[^"]*"|[a-z]+|\d+(?:\.\d+)?))?')
+"""A setting, perhaps with a value."""
+_CLAUSE = re.compile(r"\[([^\]]*)\]")
+_VALUES = re.compile(r'("?[\w.-]+"?) → ("?[\w.-]+"?)')
+_NOTE = re.compile(r" \([^()]*→[^()]*\)")
+
+Names = Mapping[str, str]
+"""Setting → what it is called; a ``Phrase`` is translated. A setting that would have no effect is not in it."""
+
+
+def names_for(info: Mapping[str, Any], fix: str) -> dict[str, str]:
+    """Return what the settings of a fix are called in a run: as in its recipe or its trainer, or in plain words.
+
+    Args:
+        info: The content of run.json.
+        fix: The text in English.
+    """
+    trainer, found = trainer_of(info), {}
+    for setting, value in SETTING.findall(fix):
+        if is_trained_here(info):
+            name = _own(info["config"], str(info["algorithm"]), setting, value)
+        elif trainer in NAMES:
+            name = name_in(trainer, info.get("algorithm"), setting)
+        else:
+            name = PLAIN.get(setting, setting)
+        if name:
+            found[setting] = name
+    return found
+
+
+def _own(config: Mapping[str, Any], algorithm: str, setting: str, value: str) -> str | None:
+    """Return the setting, or the one of the same name of the run's own algorithm; None if it changes nothing."""
+    group, _, last = setting.partition(".")
+    group = algorithm if group in ALGORITHMS else group
+    values = config.get(group)
+    if isinstance(values, list):
+        return setting
+    if not isinstance(values, dict) or last not in values or str(values[last]) == value.strip('"'):
+        return None
+    return f"{group}.{last}"
+
+
+def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
+    """Return a fix with the names that the run has for its settings.
+
+    A clause in square brackets is left out if the run lacks one of its settings.
+
+    Args:
+        fix: The text, in any language.
+        names: As ``names_for`` returns them; None: those of Cavesson.
+        say: Translations of phrases.
+    """
+
+    def clause(found: re.Match[str]) -> str:
+        known = names is None or all(setting in names for setting, _ in SETTING.findall(found[1]))
+        return found[1] if known else ""
+
+    def called(found: re.Match[str]) -> str:
+        setting, value = found[1], found[2]
+        name = setting if names is None else names.get(setting) or PLAIN.get(setting, setting)
+        values = dict(_VALUES.findall(name))
+        return say.get(name, _NOTE.sub("", name)) + (f" = {values.get(value, value)}" if value else "")
+
+    return SETTING.sub(called, _CLAUSE.sub(clause, fix))
