@@ -256,14 +256,25 @@ def test_a_sample_needs_its_step(run):
         shown(run, sample=1)
 
 
-@pytest.mark.parametrize(("last", "way"), [(0.2, "0.3 → 0.2 (fell)"), (0.4, "0.3 → 0.4 (rose)"), (None, "0.3")])
-def test_a_fall_is_called_a_fall(tmp_path, last, way):
+NOISE = [0.0, 0.1, -0.1] * 4
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([0.3], "0.3"),
+        ([0.3, 0.4], "0.3 → 0.4"),  # nothing shows by how much two steps differ by chance
+        ([0.3 + 0.1 * i for i in range(12)], "0.3 → 1.4 (rose)"),
+        ([0.3 - 0.1 * i for i in range(12)], "0.3 → -0.8 (fell)"),
+        ([*NOISE[:-1], 0.2], "0 → 0.2 (no clear change)"),
+    ],
+)
+def test_a_reward_rose_or_fell_only_if_chance_does_not_explain_it(tmp_path, rewards, said):
     write_run(tmp_path, {})
     with Recorder(tmp_path) as recorder:
-        recorder.metrics(0, {"reward/mean": 0.3})
-        if last is not None:
-            recorder.metrics(1, {"reward/mean": last})
-    assert headline(tmp_path) == f"mean reward of a step {way}"
+        for step, reward in enumerate(rewards):
+            recorder.metrics(step, {"reward/mean": reward})
+    assert headline(tmp_path) == f"mean reward of a step {said}"
 
 
 def test_settings_that_changed_on_resuming_are_shown(tmp_path):

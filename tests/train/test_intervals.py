@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cavesson.ops.intervals import Interval, mean_interval, share_interval, twin_correlation
+from cavesson.ops.intervals import Interval, change, mean_interval, share_interval, twin_correlation
 
 Counts = np.ndarray[Any, np.dtype[Any]]
 
@@ -150,6 +150,15 @@ def test_prompts_that_do_not_differ_say_nothing_about_others(values: list[int], 
 @pytest.mark.parametrize(("low", "high", "sign"), [(0.1, 0.2, 1), (-0.1, 0.2, 0), (-0.3, -0.1, -1), (0.0, 0.2, 0)])
 def test_a_sign_is_known_only_if_the_interval_excludes_zero(low: float, high: float, sign: int) -> None:
     assert Interval((low + high) / 2, low, high).sign == sign
+
+
+def test_the_change_of_a_series_as_in_scipy() -> None:
+    values = [0.1, 0.3, 0.2, 9.0, 9.0, -9.0, 0.6, 0.9, 0.5]
+    expected = stats.ttest_ind(values[6:], values[:3], equal_var=False).confidence_interval(0.95)
+    assert bounds(change(values)) == pytest.approx([2 / 3 - 0.2, expected.low, expected.high])
+    assert change(values).sign == 1
+    assert bounds(change(values[:8])) == pytest.approx([0.8, None, None])
+    assert bounds(change([2.0] * 9)) == [0.0, None, None]
 
 
 numbers = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=2, max_size=30)

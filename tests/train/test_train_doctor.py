@@ -110,19 +110,21 @@ def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
 def test_the_end_names_a_few_findings_in_the_users_language_and_counts_all(sick, monkeypatch):
     monkeypatch.setattr(doctor, "MAX_LINES", 1)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
-    line, last = verdict(DoctorSettings(), sick)
-    found = read_findings(findings_file(sick / "index")).found["zh"]
+    judged, line, last = verdict(DoctorSettings(), sick)
+    seen = read_findings(findings_file(sick / "index"))
+    found = seen.found["zh"]
     assert len(found) >= 2
-    assert line.startswith(f"doctor   error {found[0].id} since step 0: {found[0].title}; change: ")
-    assert last.split(":")[0].strip() == f"{len(found)} found in all"
+    assert judged == f"doctor   {seen.summary['zh']}"
+    assert line.startswith(f"         error {found[0].id} since step 0: {found[0].title}; change: ")
+    assert last.split(":")[0].strip() == f"{len(found)} to look at"
     spoken = {found[0].id: "ignore"}
-    assert found[1].title in verdict(DoctorSettings(rules=spoken), sick)[0]
+    assert found[1].title in verdict(DoctorSettings(rules=spoken), sick)[1]
 
 
 def test_where_nothing_is_left_to_say_that_is_said(sick):
-    assert verdict(DoctorSettings(on_finding="ignore", rules={"stalls": "warn"}), sick) == [
-        "doctor   no problems found"
-    ]
+    judged, last = verdict(DoctorSettings(on_finding="ignore", rules={"stalls": "warn"}), sick)
+    assert judged.startswith("doctor   Not judged: ") and "cannot be excluded" in judged
+    assert last.strip().startswith("0 to look at: ")
 
 
 def test_a_record_that_cannot_be_read_is_said_at_the_end(sick, capfd):

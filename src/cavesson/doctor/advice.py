@@ -104,8 +104,8 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
         return found[1] if known else ""
 
     def called(found: re.Match[str]) -> str:
-        setting, value = found[1], found[2]
-        name = setting if names is None else names.get(setting) or PLAIN.get(setting, setting)
+        setting, value = str(found[1]), found[2]
+        name = setting if names is None else names.get(setting, PLAIN.get(setting, setting))
         values = dict(_VALUES.findall(name))
         return say.get(name, _NOTE.sub("", name)) + (f" = {values.get(value, value)}" if value else "")
 

@@ -59,6 +59,8 @@ class Diagnosis:
     """Causes first, the most certain first; then what they explain."""
     healthy: tuple[tuple[Rule, Reading], ...]
     skipped: tuple[Skipped, ...]
+    steps: int = 0
+    """The number of steps that were judged."""
 
     @property
     def causes(self) -> tuple[Finding, ...]:
@@ -84,7 +86,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         else:
             healthy.append((rule, reading))
     findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in _folded(sick))
-    return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped))
+    return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped), len(data.steps))
 
 
 def _advised(data: RunData, finding: Finding) -> Finding:

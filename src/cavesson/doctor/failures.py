@@ -59,14 +59,12 @@ class NotExcluded(NamedTuple):
 def not_excluded(diagnosis: Diagnosis) -> list[NotExcluded]:
     """Return the failures that the record neither shows nor excludes."""
     shown = {one.rule.name for one in diagnosis.causes if one.severity != "note"}
-    spoke = {one.rule.name for one in diagnosis.findings} | {rule.name for rule, _ in diagnosis.healthy}
     skipped = {one.rule: one for one in diagnosis.skipped}
     open_ones = []
     for failure in FAILURES:
         several = [skipped[rule] for rule in failure.rules if rule in skipped]
         needed = dict.fromkeys(need for one in several for need in one.lacking)
-        unexamined = not spoke & set(failure.rules)
-        reasons = {one.reason: one for one in several if one.undecided or (unexamined and one.reason == NOTHING)}
+        reasons = {one.reason: one for one in several if one.undecided or one.reason == NOTHING}
         if (needed or reasons) and not shown & set(failure.rules):
             open_ones.append(NotExcluded(failure, tuple(needed), tuple(reasons.values())))
     return open_ones

@@ -53,6 +53,8 @@ class Findings(BaseModel):
     """A value that changes whenever the record changes."""
     seconds: float
     """Duration of the diagnosis."""
+    summary: dict[str, str] = {}
+    """By language, how much could not be judged, and how many rules found something."""
     found: dict[str, tuple[StoredFinding, ...]]
     """The findings by language, the most certain first."""
 

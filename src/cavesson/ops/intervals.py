@@ -41,6 +41,24 @@ def around(mean: float, half: float | None) -> Interval:
     return Interval(mean, None, None) if half is None else Interval(mean, mean - half, mean + half)
 
 
+def change(values: Sequence[float]) -> Interval:
+    """Return how much the last third of a series is above the first third, with Welch's interval (1947).
+
+    A series that rises within a third varies more there, which makes the interval wider. There is none for fewer than
+    nine values, or if they do not vary.
+    """
+    third = len(values) // 3
+    first, last = values[:third], values[len(values) - third :]
+    if third < 3:
+        return around(values[-1] - values[0], None)
+    errors = [variance(part) / third for part in (first, last)]
+    difference, both = fmean(last) - fmean(first), sum(errors)
+    if both == 0:
+        return around(difference, None)
+    free = both**2 / (sum(error**2 for error in errors) / (third - 1))
+    return around(difference, half_width(both**0.5, free))
+
+
 def _members(values: Sequence[float | int], groups: Sequence[int]) -> list[list[float]]:
     members: dict[int, list[float]] = {}
     for value, group in zip(values, groups, strict=True):

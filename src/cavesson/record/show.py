@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.errors import UserError
+from cavesson.ops.intervals import change
 from cavesson.record.derived import DERIVED
 from cavesson.record.masked import padding_at_end
 from cavesson.record.reader import Run
@@ -131,9 +132,9 @@ def _check_step(run: Run, step: int) -> None:
 
 
 def headline(place: Location) -> str | None:
-    """Return the main result of a run that the user has trained, such as ``held-out perplexity 256 → 1.31 (fell)``.
+    """Return the main result of a run that the user has trained, such as ``mean reward of a step 0.1 → 0.9 (rose)``.
 
-    None if it was not measured.
+    It rose or fell only if the interval of the change excludes 0. None if it was not measured.
     """
     table = open_run(place, allow_remote=True).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
@@ -143,8 +144,9 @@ def headline(place: Location) -> str | None:
     first, last = values[0], values[-1]
     if len(values) == 1:
         return f"{HEADLINES[name]} {_number(first)}"
-    way = "rose" if last > first else "fell" if last < first else "stayed"
-    return f"{HEADLINES[name]} {_number(first)} → {_number(last)} ({way})"
+    found = change(values)
+    way = "" if found.low is None else f" ({('no clear change', 'rose', 'fell')[found.sign]})"
+    return f"{HEADLINES[name]} {_number(first)} → {_number(last)}{way}"
 
 
 def _show_header(run: Run, console: Console) -> None:

@@ -135,7 +135,8 @@ def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
         return share_interval(values, groups)
     if set(values) <= {-1.0, 1.0}:
         share = share_interval([(value + 1) / 2 for value in values], groups)
-        return Interval(*(None if bound is None else 2 * bound - 1 for bound in (share.mean, share.low, share.high)))
+        low, high = (None if bound is None else 2 * bound - 1 for bound in (share.low, share.high))
+        return Interval(2 * share.mean - 1, low, high)
     return mean_interval(values, groups)
 
 

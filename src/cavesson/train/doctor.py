@@ -71,11 +71,11 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
     watch = _watch(settings, folder)
     if not watch.look("end"):
         return [f"doctor   could not read the record; {command_line('doctor', watch.run)} says why"]
+    seen = read_findings(watch.file)
+    judged = seen.summary.get(language().name, "") if seen else ""
     found = _found(watch, settings)
-    if not found:
-        return ["doctor   no problems found"]
-    lines = [f"doctor   {_title(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
-    return [*lines, f"         {len(found)} found in all: {command_line('doctor', watch.run)}"]
+    lines = [f"         {_title(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
+    return [f"doctor   {judged}", *lines, f"         {len(found)} to look at: {command_line('doctor', watch.run)}"]
 
 
 def _watch(settings: DoctorSettings, folder: Path) -> Watch:

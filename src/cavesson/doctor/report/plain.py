@@ -8,19 +8,20 @@ from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.finding import Evidence, Reading
 from cavesson.doctor.recording import DOCS
-from cavesson.doctor.report.summary import how_to_record
+from cavesson.doctor.report.summary import how_to_record, summary
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.words import Language
 
 
 def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
-    """Return ``findings``, ``healthy``, ``skipped``, ``cannot_be_excluded`` and ``recording`` of a run, for JSON."""
+    """Return a diagnosis for JSON: summary, findings, healthy and skipped rules, open failures, and how to record."""
     steps = data.steps
     return {
         "run": data.run.folder,
         "algorithm": data.algorithm,
         "steps": [int(steps[0]), int(steps[-1])] if len(steps) else None,
         "rollouts": len(data.rows),
+        "summary": summary(diagnosis, language),
         "findings": [plain_finding(finding, language) for finding in diagnosis.findings],
         "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
         "skipped": [

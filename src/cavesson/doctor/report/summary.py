@@ -9,13 +9,18 @@ from cavesson.doctor.words import Language
 
 
 def summary(diagnosis: Diagnosis, language: Language) -> str:
-    """Return how many rules could be applied, and how many of them found something."""
-    spoke = len(diagnosis.findings) + len(diagnosis.healthy)
-    text = "{spoke} of {all} rules could be applied; {found} found something." if diagnosis.findings else (
-        "{spoke} of {all} rules could be applied; none found anything wrong." if spoke else "Nothing could be checked."
+    """Return first how much could not be judged, then how many rules judged the run, and found something."""
+    spoke, skipped = len(diagnosis.findings) + len(diagnosis.healthy), len(diagnosis.skipped)
+    if not spoke:
+        return language.phrase("Nothing could be checked.")
+    parts = (
+        "Not judged: {skipped} of {all} rules (steps: {steps}); failures that cannot be excluded: {open}.",
+        "Judged: {spoke} rules, of which {found} found something." if diagnosis.findings else
+        "Judged: {spoke} rules; none found anything wrong.",
     )  # fmt: skip
-    counts = {"spoke": spoke, "all": spoke + len(diagnosis.skipped), "found": len(diagnosis.findings)}
-    return language.phrase(text).format_map(counts)
+    counts = {"spoke": spoke, "skipped": skipped, "all": spoke + skipped, "found": len(diagnosis.findings)}
+    counts |= {"steps": diagnosis.steps, "open": len(not_excluded(diagnosis))}
+    return " ".join(language.phrase(part) for part in parts).format_map(counts)
 
 
 def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, str]]:

@@ -60,7 +60,8 @@ def distinct(rows: Rows) -> Series:
     "policy no longer explores, so it learns nothing new.",
     healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises (a falling "
     "entropy alone is normal)",
-    fix="[a wider upper clip (grpo.clip_high = 0.28), ][an entropy bonus (ppo.entropy_coef = 0.01), ]fewer epochs of SFT",
+    fix="[a wider upper clip (grpo.clip_high = 0.28), ][an entropy bonus (ppo.entropy_coef = 0.01), ]fewer epochs of "
+    "SFT",
     settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "ppo.entropy_coef": at_least(0.01)},
     source="2505.22617; DAPO 2503.14476; rldoctor",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops",

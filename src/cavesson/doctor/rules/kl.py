@@ -21,8 +21,8 @@ USUAL_RATE = 1e-5
 
 LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
 """What shows the KL of a step."""
-MANY_STEPS = 6
-"""Steps above which noise is taken out of a KL by a running median."""
+NEAR = 5
+"""Steps before and after a step that show how far the policy moves in one."""
 TINY = 0.01
 """Mean logged KL, in nats, below which it matches everything."""
 USUAL_LENGTH = 100.0
@@ -368,7 +368,7 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
 
 
 def _distance(mine: Series, logged: Series) -> Series:
-    """Return how far the logged KL is from an estimate by step, relative to its mean; empty if there is next to none."""
+    """Return how far the logged KL is from an estimate by step, relative to its mean; empty if that is tiny."""
     own, theirs = together(mine, logged)
     scale = float(np.abs(theirs.value).mean()) if len(own) else 0.0
     return Series(own.step, np.abs(own.value - theirs.value) / scale) if scale > TINY else mine.where(mine.step < 0)
@@ -381,9 +381,10 @@ def _beyond_update(mine: Series, logged: Series) -> Series:
     """
     if len(mine) < 2:
         return mine.where(mine.step < 0)
-    steady = smoothed(mine) if len(mine) > MANY_STEPS else mine
-    rate = np.diff(steady.value) / np.diff(steady.step)
-    own, moved, theirs = together(mine, Series(mine.step, 2 * np.abs(np.append(rate, rate[-1]))), logged)
+    place = np.arange(len(mine))
+    low, high = np.maximum(place - NEAR, 0), np.minimum(place + NEAR, len(mine) - 1)
+    rate = np.abs((mine.value[high] - mine.value[low]) / (mine.step[high] - mine.step[low]))
+    own, moved, theirs = together(mine, Series(mine.step, 2 * rate), logged)
     off = np.clip(theirs.value - own.value, -moved.value, moved.value)
     return _distance(Series(own.step, own.value + off), theirs)
 

@@ -190,7 +190,7 @@ def _distance_to_reference(sample: Sample) -> float | None:
     explains=["sampler-mismatch", "mismatch-tail", "retokenised", "entropy-explosion", "kl-explosion", "sampler-stale",
               "reward-falls", "negative-kl", "mismatch-growing", "mismatch-rare-tokens", "clip-fraction-high",
               "ratio-blow-up", "gradient-spike", "likelihood-displacement"],
-    disproof=Disproof(("tokens.logprob",), "the policy finds its responses as likely as before: it has moved, not broken"),
+    disproof=Disproof(("tokens.logprob",), "the policy finds its responses as likely as before, so it moved itself"),
 )  # fmt: skip
 def garbled(data: RunData, *, limit: float = 2.0) -> Reading | None:
     sample = data.sample

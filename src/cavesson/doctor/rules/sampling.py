@@ -103,7 +103,9 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     settings={"sampling.top_k": 0, "sampling.top_p": 1.0},
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-in-few-tokens", "entropy-collapse", "echo-trap", *MISLED, *MISMATCH],
-    disproof=Disproof(("tokens.sampler_logprob",), "the sampler gives the sampled tokens no more than the trainer does"),
+    disproof=Disproof(
+        ("tokens.sampler_logprob",), "the sampler gives the sampled tokens no more than the trainer does"
+    ),
 )
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)

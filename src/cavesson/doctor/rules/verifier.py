@@ -43,9 +43,10 @@ def lacks_answers(data: RunData) -> bool:
     rows = data.sample.rows
     if not data.has("rows.ground_truth") or not data.has("rows.response"):
         return False
-    reward, truths, texts = rows["reward"], rows.texts("ground_truth"), rows.texts("response")
-    known = [i for i in np.flatnonzero(reward == np.nanmin(reward)) if (truths[i] or "").strip()]
-    contain = [re.search(rf"(?<!\w){re.escape(truths[i].strip())}(?!\w)", texts[i] or "") is not None for i in known]
+    reward, texts = rows["reward"], rows.texts("response")
+    truths = [(truth or "").strip() for truth in rows.texts("ground_truth")]
+    known = [i for i in np.flatnonzero(reward == np.nanmin(reward)) if truths[i]]
+    contain = [re.search(rf"(?<!\w){re.escape(truths[i])}(?!\w)", texts[i] or "") is not None for i in known]
     return len(known) >= MIN_RESPONSES and bool(np.mean(contain) < 1 - ALIVE)
 
 
@@ -61,7 +62,9 @@ def lacks_answers(data: RunData) -> bool:
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
     disproof=Disproof(
-        ("rows.ground_truth",), "the responses that get the lowest reward do not contain the right answer", lacks_answers
+        ("rows.ground_truth",),
+        "the responses that get the lowest reward do not contain the right answer",
+        lacks_answers,
     ),
     windows=True,
 )
