@@ -271,6 +271,54 @@ def test_columns_of_other_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "row", "columns", "expected"),
+    [
+        # verl
+        (
+            Prompt,
+            {"prompt": chat("Hi"), "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 0}},
+            {"ground_truth": "reward_model.ground_truth"},
+            Prompt((user("Hi"),), {"ground_truth": "4"}),
+        ),
+        # CSV
+        (
+            Prompt,
+            {"prompt": "Hi", "reward_model": '{"ground_truth": "4"}'},
+            {"ground_truth": "reward_model.ground_truth"},
+            Prompt("Hi", {"ground_truth": "4"}),
+        ),
+        # SQuAD
+        (
+            Demonstration,
+            {"question": "Q?", "context": "C", "answers": {"text": ["A"], "answer_start": [1]}},
+            {"answer": "answers.text.0"},
+            Demonstration("Q?\n\nC", "A"),
+        ),
+        # preferences of OpenAI's fine-tuning
+        (
+            Pair,
+            {
+                "input": {"messages": chat("Hi"), "tools": [TOOL], "parallel_tool_calls": True},
+                "preferred_output": [SAY],
+                "non_preferred_output": [SAY | {"content": "Go"}],
+            },
+            {
+                "prompt": "input.messages",
+                "tools": "input.tools",
+                "chosen": "preferred_output",
+                "rejected": "non_preferred_output",
+            },
+            Pair((user("Hi"),), (assistant("Hello"),), (assistant("Go"),), tools=(TOOL,)),
+        ),
+    ],
+)
+def test_columns_within_objects(tmp_path, kind, row, columns, expected):
+    if kind is Prompt:
+        expected = replace(expected, columns=row | expected.columns)
+    assert read(tmp_path, kind, row, columns=columns).train == [expected]
+
+
+@pytest.mark.parametrize(
     ("kind", "rows", "settings", "part"),
     [
         (Prompt, [{"prompt": "a"}, {"prompt": None}], {}, "line 2: 'prompt' is null, expected a text"),
@@ -312,6 +360,13 @@ def test_columns_of_other_names(tmp_path):
             {"columns": {"prompt": "x"}},
             "line 1: data.columns maps 'prompt' to 'x', but there is no such column",
         ),
+        (
+            Prompt,
+            [{"prompt": "a", "reward_model": {"style": "rule", "truth": {"text": "4"}}}],
+            {"columns": {"ground_truth": "reward_model.ground_truth"}},
+            "it has prompt, reward_model, reward_model.style, reward_model.truth, reward_model.truth.text",
+        ),
+        (Prompt, [{"question": "a"}], {}, 'map the columns with data.columns, such as {prompt = "question"}'),
         (Prompt, [{"messages": chat("a")[:0]}], {}, "line 1: 'messages' is [], expected a list"),
     ],
 )

@@ -210,7 +210,7 @@ def recognise(values: Values, kind: Kind, place: str) -> str:
     if not best:
         raise UserError(
             f"{place}: the columns {', '.join(values) or '(none)'} fit no format of {NAMES[kind]} ({_shapes(kind)}); "
-            "map the columns with data.columns"
+            f"map the columns with data.columns{_example(values)}"
         )
     return best[0]
 
@@ -263,6 +263,11 @@ def _choices(names: Sequence[str], values: Values) -> str:
     every = set().union(*used.values())
     left_out = {name: [column for column in values if column in every - used[name]] for name in names}
     return ", or ".join(f"data.ignore = {json.dumps(columns)} for {name}" for name, columns in left_out.items())
+
+
+def _example(values: Values) -> str:
+    question = next((name for name in ("question", "instruction", "query", "problem") if name in values), None)
+    return f', such as {{prompt = "{question}"}}' if question else ""
 
 
 def _shapes(kind: Kind) -> str:
