@@ -271,3 +271,14 @@ def test_a_page_instead_of_a_hub_is_one_line(run: Path) -> None:
         done = push(run, url)
     expected = f"cavesson: owner/mine cannot be pushed: the server at {url} is not a Hub\n"
     assert (done.returncode, done.stderr) == (2, expected)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "folder"])
+def test_links_of_the_model_do_not_lead_to_other_files(run: Path, hub: Hub, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "key").write_text("a private key")
+    (run / "model" / name).symlink_to(outside if name == "folder" else outside / "key")
+    done = push(run, hub.url)
+    assert done.returncode == 2 and "is a link that leads out of" in done.stderr and done.stderr.count("\n") == 1
+    assert hub.created == [] and hub.files == {}
