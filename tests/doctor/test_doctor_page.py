@@ -272,7 +272,7 @@ def test_the_command_writes_the_page(tmp_path):
 def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
     data_of(sick(), tmp_path / "run")
     file = tmp_path / "page.html"
-    for more, start in ([], None), (["--board", "http://127.0.0.1:6006/"], "http://127.0.0.1:6006/"):
+    for more, start in ([], None), (["--board", "http://127.0.0.1:6006/?token=secret"], "http://127.0.0.1:6006/"):
         done = CliRunner().invoke(app, ["doctor", str(tmp_path / "run"), "--html", str(file), *more])
         assert done.exit_code == 0, done.output
         found = Parsed(file.read_text(encoding="utf-8"))

@@ -112,7 +112,8 @@ def _diagnose(
     if html is not None:
         from cavesson.doctor.report.page import page
 
-        write_text(html, page(data, diagnosis, words, board))
+        # The printed address of a board has its token, which the page must not have.
+        write_text(html, page(data, diagnosis, words, board and board.partition("?")[0]))
     if as_json:
         from cavesson.doctor.report.plain import plain
 
