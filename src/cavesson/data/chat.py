@@ -55,6 +55,11 @@ class Chat:
             settings.template_options,
         )
 
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template for conversations without tools."""
+        return bool(self.own_template or self.tokenizer.chat_template)
+
     def turns(self, content: Content, role: str) -> Content:
         """Wrap a plain text in a turn if `of_texts` is set; an empty prompt gives no turn."""
         if not self.of_texts or not isinstance(content, str):

@@ -1,8 +1,9 @@
 """Prompts and responses as token ids: what the sampler would see, and where the response begins."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -21,6 +22,8 @@ from cavesson.errors import UserError
 T = TypeVar("T")
 _AT_ONCE = 1000  # larger batches would use too much memory for the tokenizer's output
 LAST = "the chat template rewrites earlier turns: only the last answer of each response is compared"
+_QUOTED = 100
+"""Characters of a prompt in a remark."""
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -32,6 +35,10 @@ class Asked(NamedTuple):
     prompt: Content
     responses: tuple[Content, ...] = ()
     tools: Tools = ()
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…", ensure_ascii=False)
 
 
 class PromptLine(NamedTuple):
@@ -87,18 +94,37 @@ class Encoder:
     """learn prompts too"""
 
     def remarks(self, one: Asked) -> list[str]:
-        """Return remarks on how special tokens in the data are read, and on what the chat template does not use."""
+        """Return remarks on how a row is read, and on what the chat template does not use."""
         found = self.chat.special.within(text for content in (one.prompt, *one.responses) for text in _texts(content))
         way_out = 'text; set data.special_tokens = "control" to read it as a control token'
         read_as = "a control token" if self.chat.special_tokens == "control" else way_out
         remarks = [f"{found[0]} in the data is read as {read_as}"] if found else []
         if isinstance((asked := self._asked(one)).prompt, str):
-            return remarks + ["tools are not used, because this is plain text; set data.chat"] * bool(one.tools)
+            remarks += ["tools are not used, because this is plain text; set data.chat"] * bool(one.tools)
+            return remarks + self._on_template(asked)
         prompt = self.chat.opened(_turns(asked.prompt))
         with _at(one.place):
             for response in asked.responses or ((),):
                 remarks += self._unused.remarks((*prompt, *_turns(response)), one.tools)
         return list(dict.fromkeys(remarks))
+
+    def _on_template(self, plain: Asked) -> list[str]:
+        """Return a remark on a plain prompt if there is a chat template; it quotes the first such prompt."""
+        if not (plain.prompt and self.chat.has_template) or self.chat.special_tokens == "control":
+            return []  # with control tokens, a template may be written by hand
+        if not self._quoted:
+            with suppress(UserError):  # some templates refuse what others need
+                turns = self.chat.opened((Turn("user", str(plain.prompt)),))
+                self._quoted.append(
+                    f"the tokenizer has a chat template, but the prompt is read as plain text, "
+                    f"{_quote(str(plain.prompt))}; with data.chat = true, it would be read as "
+                    f"{_quote(self.chat.render(turns, plain.tools, answer=True))}"
+                )
+        return self._quoted
+
+    @cached_property
+    def _quoted(self) -> list[str]:
+        return []
 
     @cached_property
     def _unused(self) -> Unused:

@@ -16,6 +16,7 @@ from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import eos_token_ids
 from cavesson.text.visible import visible
+from cavesson.tools.as_trained import talk_as_trained, trained_by
 from cavesson.tools.generate import load_policy
 from cavesson.tools.settings import TalkSettings
 
@@ -28,6 +29,7 @@ def chat(model: str, settings: TalkSettings) -> None:
     Raises:
         UserError: there is no model, or no chat template.
     """
+    settings = talk_as_trained(model, settings, trained_by(model))
     policy, tokenizer = load_policy(model, settings)
     talk = Talk(policy, tokenizer, settings)
     if sys.stdin.isatty():
@@ -50,7 +52,9 @@ class Talk:
 
     def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: TalkSettings) -> None:
         self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
-        self.chat = Chat(tokenizer, read_template(settings.template), settings.system)
+        self.chat = Chat(
+            tokenizer, read_template(settings.template), settings.system, options=settings.template_options
+        )
         self.encoder = Encoder(self.chat)
         self.turns: list[Turn] = []
         self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # reports a missing template early
@@ -80,8 +84,9 @@ class Talk:
             tokenizer=self.tokenizer,
             streamer=_Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
-        answer = self.tokenizer.decode(whole[0, length:], skip_special_tokens=True)
-        self.turns = [*turns, Turn("assistant", str(answer))]
+        answer = str(self.tokenizer.decode(whole[0, length:], skip_special_tokens=True))
+        ends = [at for at in map(answer.find, self.settings.sampling.stop) if at >= 0]
+        self.turns = [*turns, Turn("assistant", answer[: min(ends, default=len(answer))])]
 
     def _generation(self) -> GenerationConfig:
         """Convert the settings to transformers' names; the model's own defaults are not used."""

@@ -26,6 +26,7 @@ from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
+from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.generate import Response, load_policy, responses, told
 from cavesson.tools.score import check_scorers, estimate, score_responses, shown
 from cavesson.tools.settings import CompareSettings
@@ -98,22 +99,23 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
+    each = _as_trained(models, settings)
     starts = [StartSettings(path=model, gguf_file=settings.gguf_file) for model in models]
-    sets = [load_prompts(settings.data, load_start_tokenizer(start)) for start in starts]
+    sets = [load_prompts(one.data, load_start_tokenizer(start)) for one, start in zip(each, starts, strict=True)]
     told(sets[0])
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
     if settings.rewards:
         check_scorers(settings, settings.device, sets[0])
-    answers = [_answers(*each, settings) for each in zip(models, sets, indices, strict=True)]
+    answers = [_answers(*one) for one in zip(models, sets, indices, each, strict=True)]
     scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
     comparison = Comparison(
-        columns=[_column(*each, scores[0]) for each in zip(models, answers, scores, strict=True)],
+        columns=[_column(*one, scores[0]) for one in zip(models, answers, scores, strict=True)],
         prompts=len(indices[0]),
         samples=settings.samples,
         dropped=len(sets[0]) + len(sets[0].dropped) - len(indices[0]),
-        settings=settings.model_dump(mode="json"),
+        settings=each[0].model_dump(mode="json"),
     )
     if settings.out is not None:
         write(comparison, settings.out)
@@ -170,6 +172,17 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
         ("distinct-2", [_share(c.distinct_2) for c in columns]),
         ("with a stray #", [f"{c.stray_hash:.0%}" for c in columns]),
     ]
+
+
+def _as_trained(models: Sequence[str], settings: CompareSettings) -> list[CompareSettings]:
+    """Return the settings for each model: those of its run, or of the first run among the models if it has none.
+
+    How responses are sampled, other than where they end, is the same for all models.
+    """
+    runs = [trained_by(model) for model in models]
+    first = next((run for run in runs if run is not None), None)
+    other = None if first is None else first._replace(is_own=False)
+    return [as_trained(model, settings, run or other, first) for model, run in zip(models, runs, strict=True)]
 
 
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:

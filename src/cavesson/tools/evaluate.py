@@ -10,6 +10,7 @@ from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
+from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.generate import load_policy, responses, told
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimate, score_responses, shown
@@ -49,6 +50,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     """
     if settings.out is not None:
         check_new(settings.out)
+    settings = as_trained(model, settings, trained_by(model))
     policy, tokenizer = load_policy(model, settings)
     prompts = told(load_prompts(settings.data, tokenizer)) if settings.data.path or settings.data.mix else None
     if prompts is not None:

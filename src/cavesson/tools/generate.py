@@ -8,21 +8,18 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.config_paths import expanded
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
-from cavesson.data.settings import PromptSettings
-from cavesson.data.view import has_conversations
 from cavesson.errors import UserError, print_error
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
 from cavesson.processes import Processes
-from cavesson.record import run_info
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
+from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
 
@@ -112,8 +109,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     Raises:
         UserError: there is no such model, or no prompt.
     """
-    if not settings.raw:
-        settings = settings.model_copy(update={"data": _as_trained(model, settings.data)})
+    settings = as_trained(model, settings, trained_by(model), raw=settings.raw)
     policy, tokenizer = load_policy(model, settings)
     prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
@@ -166,19 +162,6 @@ def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
             count += 1
             file.write(f"{json.dumps(row, ensure_ascii=False, default=str)}\n".encode())
     return count
-
-
-def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
-    """Return the data settings, with plain texts turned into conversations if the run that trained the model did so."""
-    place = expanded(model)
-    folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
-    if folder is None or (folder is place.parent and place.name != "model"):
-        return data
-    trained = run_info(folder).get("config", {}).get("data", {})
-    if not (trained.get("chat") or trained.get("template") or has_conversations(trained)):
-        return data
-    own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}
-    return data.model_copy(update={"chat": True, **own})
 
 
 def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,11 +62,12 @@ def read_documents(settings: HeldOutTextSettings, chat: Chat) -> list[Document]:
     for remark in (*loaded.usage(), *loaded.notes()):
         print_error(visible(remark))
     encoder = Encoder(chat)
+    alone = Encoder(replace(chat, of_texts=False, system=None))  # a text without a prompt is nobody's turn
     plain = [row.prompt == "" for row in rows]
     asked = [asked_of(row, f"{settings.path}: row {n}") for n, row in enumerate(rows, start=1)]
     texts = [Asked(one.place, one.responses[0]) for one, is_plain in zip(asked, plain, strict=True) if is_plain]
     others = [one for one, is_plain in zip(asked, plain, strict=True) if not is_plain]
-    documents = [Document(line.ids, [False] + [True] * (len(line.ids) - 1)) for line in encoder.prompts(texts)]
+    documents = [Document(line.ids, [False] + [True] * (len(line.ids) - 1)) for line in alone.prompts(texts)]
     notes = Notes()
     for one, learned in zip(others, encoder.lines(others), strict=True):
         documents += [Document(line.ids, line.learn) for line in learned.lines]

@@ -28,6 +28,8 @@ class TalkSettings(UseSettings):
 
     template: str | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    template_options: dict[str, Any] = Field(default={})
+    """further variables of the chat template, such as {enable_thinking = false}"""
     system: str | None = None
     """system message"""
     sampling: DecodingSettings = DecodingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)

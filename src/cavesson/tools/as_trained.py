@@ -1,0 +1,163 @@
+"""What tools take over from the run that trained a model: how prompts are read, and how responses are sampled."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from cavesson.config import Settings
+from cavesson.config_paths import expanded
+from cavesson.data.view import has_conversations
+from cavesson.errors import print_error
+from cavesson.models.settings import StartSettings
+from cavesson.models.trained import load_start_tokenizer
+from cavesson.record import run_info
+from cavesson.rewards.cleaning import CleaningSettings
+from cavesson.tools.settings import ResponseSettings, TalkSettings
+
+S = TypeVar("S", bound=Settings)
+R = TypeVar("R", bound=ResponseSettings)
+
+_DATA = ("system", "special_tokens", "max_prompt_tokens", "template_options")
+_OF_CONVERSATIONS = ("system", "template", "template_options")
+_LENGTH = ("max_new_tokens", "random_length")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_new_tokens", *_LENGTH)
+
+
+class TrainedBy(NamedTuple):
+    """The run that trained a model, or another one whose settings a model is used with."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """as run.json has it"""
+    is_own: bool = True
+    """whether it trained the model"""
+
+    def data(self) -> dict[str, Any]:
+        """Return how the run read its data, as far as it does not say which data."""
+        trained = self.config.get("data", {})
+        found = {name: trained[name] for name in _DATA if trained.get(name) is not None}
+        if trained.get("chat") or trained.get("template") or has_conversations(trained):
+            found["chat"] = True
+            # A run saves the template that it used with its model.
+            found["template"] = None if self.is_own else self._template()
+        else:
+            found = {name: value for name, value in found.items() if name not in _OF_CONVERSATIONS}
+        return found
+
+    def ends(self) -> dict[str, Any]:
+        """Return where the run's responses ended, besides their length."""
+        sampling, cut = self.config.get("sampling", {}), self.config.get("cleaning", {}).get("cut", ())
+        stop = dict.fromkeys([*sampling.get("stop", ()), *CleaningSettings(cut=tuple(cut)).stop])
+        ends = sampling.get("eos_token_ids", ()) if self.is_own else ()  # ids mean something else to other tokenizers
+        return {name: tuple(each) for name, each in (("stop", stop), ("eos_token_ids", ends)) if each}
+
+    def sampling(self) -> dict[str, Any]:
+        """Return how the run sampled responses."""
+        sampling = self.config.get("sampling", {})
+        return {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
+
+    def _template(self) -> str | None:
+        template = load_start_tokenizer(StartSettings(path=str(self.folder))).chat_template
+        return template if isinstance(template, str) else None
+
+
+def trained_by(model: str) -> TrainedBy | None:
+    """Return the run in a folder, or in the parent of its folder `model`; None if the model is of no run."""
+    place = expanded(model)
+    folders = [place, *([place.parent] if place.name == "model" else [])]
+    folder = next((one for one in folders if (one / "run.json").exists()), None)
+    if folder is None:
+        return None
+    config = run_info(folder).get("config", {})
+    return TrainedBy(folder, config if isinstance(config, dict) else {})
+
+
+def as_trained(
+    model: str, settings: R, run: TrainedBy | None, sampled: TrainedBy | None = None, *, raw: bool = False
+) -> R:
+    """Fill settings that were not given with those of the run that trained the model, and print which.
+
+    Args:
+        model: name, to print.
+        settings: those given, which take precedence.
+        run: says how prompts are read, and at which texts and tokens responses end; None if there is none.
+        sampled: another run, which says how responses are sampled otherwise, so that models are compared alike.
+        raw: read prompts as plain text in any case.
+    """
+    if run is None:
+        chat = "conversations" if settings.data.chat else "plain text"
+        print_error(f"{model} is not a run: prompts are {chat}, and all settings are the defaults or from flags")
+        return settings
+    data = {} if raw else run.data()
+    sampling = _fitting(_given(settings, "sampling"), (sampled or run).sampling()) | run.ends()
+    now = _filled(settings, {"data": data, "sampling": sampling, "text": data})
+    _say(model, run, now.data.chat, _taken(settings, "data", data) | _taken(settings, "sampling", sampling))
+    return now
+
+
+def talk_as_trained(model: str, settings: TalkSettings, run: TrainedBy | None) -> TalkSettings:
+    """Fill the system message of a conversation, the template's options, and where answers end; as in `as_trained`."""
+    if run is None:
+        return settings
+    ends, trained = run.ends(), run.data()
+    own = {
+        name: trained[name]
+        for name in ("system", "template_options")
+        if trained.get(name) and name not in settings.model_fields_set
+    }
+    _say(model, run, True, own | _taken(settings, "sampling", ends))
+    return _filled(settings, {"sampling": ends}).model_copy(update=own)
+
+
+def _filled(settings: S, found: Mapping[str, Mapping[str, Any]]) -> S:
+    """Return settings with what was found for some of their groups, except what was given."""
+    groups = {}
+    for name, values in found.items():
+        group = getattr(settings, name, None)
+        if group is not None:
+            given = _given(settings, name)
+            known = {field: value for field, value in values.items() if field in type(group).model_fields}
+            if given.get("chat") is False:
+                known = {field: value for field, value in known.items() if field not in _OF_CONVERSATIONS}
+            groups[name] = type(group).model_validate(known | given) if known else group
+    return settings.model_copy(update=groups)
+
+
+def _given(settings: Settings, name: str) -> dict[str, Any]:
+    """Return the values that were given for a group of settings."""
+    group = getattr(settings, name)
+    return {field: getattr(group, field) for field in group.model_fields_set if name in settings.model_fields_set}
+
+
+def _fitting(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what contradicts the settings that were given, or other ones that were found."""
+    left_out: set[str] = set()
+    if given.keys() & set(_LENGTH):
+        left_out |= {*_LENGTH, "min_new_tokens"}
+    if given.get("temperature", found.get("temperature")) == 0:
+        left_out |= {"top_k", "top_p"}
+    if found.get("random_length") is not None:
+        left_out.add("max_new_tokens")
+    return {name: value for name, value in found.items() if name not in left_out}
+
+
+def _taken(settings: Settings, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found for a group and was not given, by dotted names; without defaults."""
+    fields, given = type(getattr(settings, name)).model_fields, _given(settings, name)
+    return {
+        f"{name}.{field}": value
+        for field, value in found.items()
+        if field in fields and field not in given and value != fields[field].default
+    }
+
+
+def _say(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -> None:
+    whose = f"as in {run.folder}" + ("" if run.is_own else ", which it is compared with")
+    values = [f"{name} {json.dumps(_short(value), ensure_ascii=False)}" for name, value in taken.items()]
+    texts = "conversations" if is_chat else "plain text"
+    print_error("; ".join([f"{model}: prompts are {texts}, {whose}", *values, "flags override"]))
+
+
+def _short(value: Any) -> Any:
+    return f"{value[:60]}…" if isinstance(value, str) and len(value) > 60 else value
