@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from train_helpers import PROMPTS, build, farthest, finish, quiet, settings, uneven, weights
+from train_helpers import PROMPTS, build, farthest, finish, quiet, settings, tiny_run, uneven, weights
 
 import cavesson
 import cavesson.train.run
 import cavesson.train.update
 from cavesson.command_line import continuation
-from cavesson.errors import NoMemoryError, UserError
+from cavesson.errors import NoMemoryError, StoppedError, UserError
 from cavesson.record import write_run
 from cavesson.train.resuming import settings_of
 from cavesson.train.run import Training
@@ -251,3 +251,22 @@ def test_the_lock_of_a_run_has_heartbeats_from_its_beginning(
 
     monkeypatch.setattr(cavesson.train.run, name, later)
     Training(settings(tmp_path, **INSIDE), prompts=PROMPTS, rewards=uneven, resume=begun).run(quiet)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sft"])
+def test_a_description_that_is_deleted_is_noticed_at_the_next_step_and_written_again(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    training = tiny_run(name, folder, steps=4)
+    content: list[bytes] = []
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if step == 1:
+            content.append((folder / "run.json").read_bytes())
+            (folder / "run.json").unlink()
+
+    with pytest.raises(StoppedError, match=r"stopped after 2 of 4 steps: .*run\.json was deleted") as stopped:
+        training.run(report)
+    assert (folder / "run.json").read_bytes() == content[0]
+    assert any("continue with" in note for note in stopped.value.__notes__)
+    resumed = Training(settings_of(folder, name, ()), resume=True)
+    assert len(resumed.run(quiet).metrics) == 2
