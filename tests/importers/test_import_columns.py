@@ -174,3 +174,17 @@ def test_the_nearest_format_and_a_mapping_are_proposed(tmp_path):
     )
     maps = dict(word.split("=") for word in second.split()[-3:] if "=" in word)
     assert import_run(tmp_path / "in", tmp_path / "run", columns=maps).rollouts == 1
+
+
+def test_everything_in_a_message_is_shown(tmp_path):
+    prompt = [
+        {"role": "user", "content": [{"type": "text", "text": "look: "}, {"type": "image_url", "url": "cat.png"}]},
+        {"role": "tool", "name": "eyes", "tool_call_id": "c1", "content": "a cat", "thinking": None},
+    ]
+    imported(tmp_path, PLAIN | {"prompt": prompt, "response": {"role": "assistant", "content": "Miaow"}})
+    ((prompt, response),) = rows(tmp_path / "run", "prompt", "response")
+    assert prompt == (
+        '[user]\nlook: {"type": "image_url", "url": "cat.png"}\n\n'
+        '[tool]\na cat\n{"name": "eyes", "tool_call_id": "c1"}'
+    )  # fmt: skip
+    assert response == "[assistant]\nMiaow"

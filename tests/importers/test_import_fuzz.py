@@ -389,3 +389,40 @@ def test_more_files_than_there_can_be_processes(tmp_path):
     assert len(found) == 2**15 + 1 and {file.rank for file in found} == {None}
     (tmp_path / "0.jsonl").unlink()
     assert {file.rank for file in Source(tmp_path, [board]).files(board)} == set(range(2**15))
+
+
+KEYS = st.sampled_from(
+    [key for good in GOOD.values() for key in good] + ["completion", "advantage", "example_id", "global_step", "a.b"]
+)
+PLACES = st.sampled_from(
+    ["a.jsonl", "step_3/a.jsonl", "5.jsonl", "x/a.parquet", "files/media/table/t_1_a.table.json", "b.jsonl.gz", "c.txt",
+     "files/media/table/t_2_a.table.json", "rollouts/step_1/train_rollouts.jsonl", "train_data_step2.jsonl"]
+)  # fmt: skip
+MAPS = st.dictionaries(st.sampled_from(["prompt", "response", "reward", "step", "token_id", "reward_parts.x"]), KEYS)
+
+
+@st.composite
+def any_file(draw: st.DrawFn) -> bytes:
+    """Any bytes, or records with the keys of the formats and any values."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=200))
+    whole = st.sampled_from([*GOOD.values()]).flatmap(changed)
+    records = draw(st.lists(whole | st.dictionaries(KEYS, JSON, max_size=6), max_size=4))
+    return b"\n".join(map(dump, records))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(PLACES, any_file(), max_size=4), st.none() | MAPS, st.sampled_from([None, *FORMATS]))
+def test_a_folder_of_anything_is_read_or_refused_in_words(files, maps, name):
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        (folder / "in").mkdir()
+        for place, content in files.items():
+            (folder / "in" / place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "in" / place).write_bytes(content)
+        try:
+            report = import_run(folder / "in", folder / "run", None if maps else name, maps)
+        except UserError as error:
+            assert 1 <= len(str(error).splitlines()) <= 2 and not (folder / "run").exists()
+        else:
+            assert cavesson.open(folder / "run").rows(["step"]).num_rows == report.rollouts > 0

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tempfile
 from pathlib import Path
 from threading import Thread
@@ -294,3 +295,18 @@ def test_the_same_steps_in_folders_of_a_table_are_said(tmp_path):
     report = import_run(tmp_path / "in", tmp_path / "run")
     assert steps(tmp_path / "run") == {1: 2}
     assert "the same steps are in 2 folders: rank0, rank1" in report.notes
+
+
+@pytest.mark.parametrize("inner", ["", "train", "train/all", "train/all/rollouts.jsonl"])
+def test_a_source_inside_the_folder_of_a_step_has_its_step(tmp_path, inner):
+    lines(tmp_path / "step_7" / "train" / "all" / "rollouts.jsonl", PLAIN)
+    import_run(tmp_path / "step_7" / inner, tmp_path / "run")
+    assert steps(tmp_path / "run") == {7: 1}
+
+
+def test_what_is_not_a_file_is_not_read(tmp_path):
+    lines(tmp_path / "in" / "a.jsonl", PLAIN)
+    os.mkfifo(tmp_path / "in" / "b.jsonl")
+    (tmp_path / "in" / "c.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "d.jsonl").mkdir()
+    assert import_run(tmp_path / "in", tmp_path / "run").files == 1

@@ -119,20 +119,28 @@ def conversation(value: Any, key: str) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Return a chat message as text: ``[role]``, the reasoning, the content, and tool calls as JSON."""
+    """Return a chat message as text: ``[role]``, reasoning, content, and tool calls and other fields as JSON."""
     texts = [content_text(message.get(key)) for key in ("reasoning_content", "content")]
     calls = message.get("tool_calls") or []
     texts += map(to_json, calls if isinstance(calls, list) else [calls])
-    return "\n".join([f"[{message.get('role', '')}]", *filter(None, texts)])
+    others = {key: value for key, value in message.items() if key not in _SHOWN and value not in (None, "", [], {})}
+    return "\n".join([f"[{message.get('role', '')}]", *filter(None, texts), *([to_json(others)] if others else [])])
+
+
+_SHOWN = ("role", "reasoning_content", "content", "tool_calls")
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content: a text, nothing, or the texts in a list of parts."""
+    """Return the text of a message's content: a text, nothing, or the texts in a list of parts, other parts as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
-        return "".join(content_text(part.get("text") if isinstance(part, Mapping) else part) for part in content)
+        return "".join(map(_part_text, content))
     return to_json(content)
+
+
+def _part_text(part: Any) -> str:
+    return content_text(part["text"] if isinstance(part, Mapping) and isinstance(part.get("text"), str) else part)
 
 
 def group_of(prompt: str) -> int:

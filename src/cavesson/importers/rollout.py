@@ -37,7 +37,7 @@ class Names(NamedTuple):
     inside: str = ""
     """Path from the source folder to the file."""
     outside: str = ""
-    """Name of the source folder."""
+    """The source folder, with some folders above it."""
 
 
 NO_NAMES = Names()

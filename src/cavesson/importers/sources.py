@@ -24,6 +24,8 @@ LOOK_AT = 20
 """Records of a file that show what it has, unless the first ones are large."""
 LOOK_AT_BYTES = 1 << 20
 LOOK_AT_FILES = 50
+FOLDERS_ABOVE = 4
+"""Names of folders, from the source's own upwards, that may say the step."""
 SHOWN = 5
 _WANDB_FOLDER = "/files/media/"
 
@@ -118,9 +120,10 @@ class Source:
         return self._kinds.get(path, _Kinds())
 
     def _names(self, path: Path) -> Names:
-        if not self.path.is_dir():
-            return Names(path.name, path.resolve().parent.name)
-        return Names(path.relative_to(self.path).as_posix(), self.path.resolve().name)
+        is_folder = self.path.is_dir()
+        folder = self.path.resolve() if is_folder else path.resolve().parent
+        inside = path.relative_to(self.path).as_posix() if is_folder else path.name
+        return Names(inside, "/".join(folder.parts[-FOLDERS_ABOVE:]))
 
 
 class _Kinds(NamedTuple):
@@ -133,11 +136,17 @@ class _Kinds(NamedTuple):
 
 def _all_files(folder: Path) -> Iterator[Path]:
     """Yield all files in a folder, except those of run folders in it, which records of Cavesson are."""
-    for name, inner, files in os.walk(folder):
+    for name, inner, files in os.walk(folder, onerror=_refuse):
         if "run.json" in files and "record" in inner and Path(name) != folder:
             inner.clear()
             continue
-        yield from (path for file in files if (path := Path(name, file)).suffix != ".tmp")
+        yield from (path for file in files if (path := Path(name, file)).suffix != ".tmp" and path.is_file())
+
+
+def _refuse(error: OSError) -> None:
+    """Report a folder that cannot be read; one that was deleted meanwhile has nothing to read."""
+    if not isinstance(error, FileNotFoundError):
+        raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
 
 def _matching(pattern: str, paths: Sequence[Path]) -> list[Path]:

@@ -56,7 +56,7 @@ def step_in_names(names: Names) -> int | None:
     """Return the step that the path of a file names: ``step_5``, ``global_step_12``, ``5.jsonl``, ….
 
     A name with a telling word counts before one that is only a number, a deeper one before those above it, and the
-    name of the source folder last.
+    source folder and those above it last.
     """
     for text, expressions in ((names.inside, (*_TELLING, _BARE)), (names.outside, _TELLING)):
         for expression in expressions:
