@@ -13,6 +13,7 @@ from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.correlation import rank_correlation
 from cavesson.data.chat import Chat
 from cavesson.data.load import load
+from cavesson.data.prompts import messages_of
 from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
@@ -264,7 +265,8 @@ def read_examples(
     chat = Chat.of(settings, tokenizer)
     if not chosen:
         return [], {}
-    return [_example(row, chat) for row in chosen], _columns(settings, chosen)
+    columns, messages = _columns(settings, chosen), [messages_of(row.prompt, chat) for row in chosen]
+    return [_example(row, chat) for row in chosen], {"messages": messages, **columns} if any(messages) else columns
 
 
 def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDataSettings:

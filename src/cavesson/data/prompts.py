@@ -228,7 +228,7 @@ def _content(prompt: Any, place: str) -> Content:
     return Fields(Row(place, {"prompt": prompt}), Notes()).content("prompt")
 
 
-def _messages(prompt: Content, chat: Chat) -> list[dict[str, Any]] | None:
+def messages_of(prompt: Content, chat: Chat) -> list[dict[str, Any]] | None:
     """Return the conversation that is rendered of a prompt, or None if it stays a plain text."""
     content = chat.turns(prompt, "user")
     return None if isinstance(content, str) else [turn.message for turn in chat.opened(content)]
@@ -253,7 +253,7 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     kept = [row for row, line in enumerate(lines) if len(line.ids) <= max_tokens]
     if not kept:
         raise UserError(f"{source}: every prompt is over {max_tokens} tokens; raise data.max_prompt_tokens")
-    messages = [_messages(asked[row].prompt, chat) for row in kept]
+    messages = [messages_of(asked[row].prompt, chat) for row in kept]
     return PromptSet(
         texts=tuple(lines[row].text for row in kept),
         ids=tuple(lines[row].ids for row in kept),
