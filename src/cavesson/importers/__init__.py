@@ -15,7 +15,7 @@ from cavesson.importers import (
     skyrl,
     trl,
     verl,
-)  # fmt: skip
+)
 from cavesson.importers.importing import ImportReport, follow, read_once
 from cavesson.importers.rollout import Format, Tokenizer
 from cavesson.importers.sources import Source

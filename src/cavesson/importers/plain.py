@@ -17,7 +17,7 @@ from cavesson.importers.fields import (
     step_of,
     to_json,
     with_rest,
-)  # fmt: skip
+)
 from cavesson.importers.packing import Values, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.samples import samples_of
@@ -113,20 +113,15 @@ def _rollout(
 def _step(column: str, record: Mapping[str, Any], place: Origin) -> tuple[int, tuple[str, ...]]:
     if column == "step":
         return found_step(record, place)
-    return (
-        step_by_pattern(column, place.names) if NUMBER in column else step_of({column: pick(record, column)}, column)
-    ), ()
+    if NUMBER in column:
+        return step_by_pattern(column, place.names), ()
+    return step_of({column: pick(record, column)}, column), ()
 
 
 def _row(values: Mapping[str, Any], names: Mapping[str, str], place: Origin) -> dict[str, Any]:
-    row = {}
-    for name, column in _IN_ROWS.items():
-        if (
-            name != "step"
-            and name in values
-            and (fitting := _row_value(column, values[name], names[name], place)) is not None
-        ):
-            row[name] = fitting
+    columns = [column for name, column in _IN_ROWS.items() if name in values and name != "step"]
+    row = {column.name: _row_value(column, values[column.name], names[column.name], place) for column in columns}
+    row = {name: value for name, value in row.items() if value is not None}
     parts = {name.removeprefix(_PART): as_number(value) for name, value in values.items() if name.startswith(_PART)}
     if parts := {name: value for name, value in parts.items() if value is not None}:
         row["reward_parts"] = row.get("reward_parts", {}) | parts

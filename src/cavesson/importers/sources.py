@@ -104,6 +104,7 @@ class Source:
         return []
 
     def _undecided(self, format: Format, paths: Sequence[Path]) -> list[Path]:
+        """Return files that have nothing readable yet, or that a chosen format reads as broken records."""
         found = (_matching(pattern, paths) for pattern in (format.patterns if self.path.is_dir() else ("*",)))
         return next(filter(None, found), [])
 
@@ -191,8 +192,8 @@ def _clashing(names: Iterable[Names]) -> list[str]:
     folders: defaultdict[object, set[str]] = defaultdict(set)
     for one in names:
         folder = run_of(one.inside)
-        folders[one.inside.removeprefix(folder)].add(folder)
-        folders[step_in_names(one._replace(outside=""))].add(folder)
+        folders[one.inside.removeprefix(folder)].add(folder or ".")
+        folders[step_in_names(one._replace(outside=""))].add(folder or ".")
     folders.pop(None, None)
     return sorted(set().union(*(found for found in folders.values() if len(found) > 1)))
 

@@ -42,9 +42,8 @@ def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | N
     objects = {path: record for path, record in firsts.items() if record}
     if not objects:
         first = next(iter(firsts)).name if source.is_dir() else "it"
-        return f"{source} is not in a known format{holds}: {first} does not begin with a JSON object on one line" + (
-            ", nor with the rows of a table"
-        )
+        begins = f"{first} does not begin with a JSON object on one line, nor with the rows of a table"
+        return f"{source} is not in a known format{holds}: {begins}"
     path, record = max(objects.items(), key=lambda one: len(_proposed(one[1])))
     name = path.relative_to(source) if source.is_dir() else "it"
     columns = ", ".join([*map(str, list(record)[:_COLUMNS]), *["…"][: len(record) > _COLUMNS]])
