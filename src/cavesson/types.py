@@ -45,8 +45,15 @@ class Batch:
         return Batch({name: column[rows] for name, column in self.columns.items()})._trimmed()
 
     def part(self, rows: Sequence[int]) -> "Batch":
-        """Return a micro-batch: these rows, or without any, the first row, whose results must not count."""
-        return self.take(torch.tensor(list(rows) or [0]))
+        """Return a micro-batch: these rows, or without any, one row whose results must not count."""
+        return self.take(torch.tensor(list(rows) or [0])) if len(self) else self._blank()
+
+    def _blank(self) -> "Batch":
+        """Return one row of a batch without rows: token 0 as its prompt, and an empty response."""
+        rows = {name: column.new_zeros((1, *column.shape[1:])) for name, column in self.columns.items()}
+        if "prompt_mask" in rows:
+            rows["prompt_mask"][:, -1] = 1
+        return Batch(rows)._trimmed()
 
     def to(self, device: torch.device) -> "Batch":
         return Batch({name: column.to(device) for name, column in self.columns.items()})
@@ -57,7 +64,7 @@ class Batch:
         return Batch({name: self._cut(name, column) for name, column in self.columns.items()})
 
     def _cut(self, name: str, column: Tensor) -> Tensor:
-        if column.ndim == 1:
+        if column.ndim == 1 or not len(column):
             return column
         # At least one column is kept even if all sequences are empty, so that no tensor has an axis of size zero.
         if name.startswith("prompt_"):
@@ -89,7 +96,11 @@ class Rollouts:
     ground_truth: list[str | None] = field(default_factory=list)
     """the answers of the data set; empty if it has none"""
     reward_parts: list[dict[str, float]] = field(default_factory=list)
-    """score of each reward by its name; empty until they are rewarded"""
+    """score of each part of the reward that judges the response, by its name; empty until they are rewarded"""
+    reward_weights: list[dict[str, float]] = field(default_factory=list)
+    """weight of each of these parts in the reward"""
+    reward_reasons: list[dict[str, str]] = field(default_factory=list)
+    """reasons that the parts gave"""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.batch[name]
@@ -103,7 +114,20 @@ class Rollouts:
     def take(self, rows: Sequence[int]) -> "Rollouts":
         """Return the rows at these indices, in this order."""
         lists = {name: [values[row] for row in rows] if values else [] for name, values in self.lists.items()}
-        return Rollouts(batch=self.batch.take(torch.tensor(rows)), **lists)
+        return Rollouts(batch=self.batch.take(torch.tensor(list(rows), dtype=torch.long)), **lists)
+
+    @property
+    def is_scored(self) -> Tensor:
+        """Whether any part of the reward judges each response, `[B]` bool; the reward of all others is NaN."""
+        return ~self["reward"].isnan()
+
+    def scored(self) -> "Rollouts":
+        """Return the rollouts that a reward judges."""
+        return self if bool(self.is_scored.all()) else self.take(self.is_scored.nonzero().flatten().tolist())
+
+    def unscored(self) -> "Rollouts":
+        """Return the rollouts that no reward judges."""
+        return self.take((~self.is_scored).nonzero().flatten().tolist())
 
     @property
     def lists(self) -> dict[str, list[Any]]:

@@ -39,7 +39,14 @@ def call(result):
         ([-1e39, 1.0], "mine returned -1e+39 for response 0"),  # float32 has no such number
         (torch.tensor([1.0, float("-inf")]), "mine returned -inf for response 1"),
         (["1.0", 2.0], "mine returned '1.0' for response 0"),
-        ([1.0, None], "mine returned None for response 1"),
+        (
+            [1.0, (2.0, 3.0)],
+            "mine returned (2.0, 3.0) for response 1; it must return numbers, None, or (number, reason)",
+        ),
+        ([1.0, (2.0, "a", "b")], "mine returned (2.0, 'a', 'b') for response 1"),
+        ([(1.0, "a"), ("2", "b")], "mine returned '2' for response 1"),
+        ([(1.0, "a"), (float("nan"), "b")], "mine returned nan for response 1; it must return finite numbers"),
+        ((1.0, "a reason"), "mine returned 'a reason' for response 1"),
         ([1.0, torch.tensor(float("nan"))], "mine returned nan for response 1; it must return finite numbers"),
         ([np.float32("inf"), 1.0], "mine returned inf for response 0; it must return finite numbers"),
         ([1.0, torch.tensor([2.0])], "mine returned tensor([2.]) for response 1; it must return numbers"),
@@ -190,10 +197,7 @@ def test_what_a_reward_returned_stays_as_it_was():
 @pytest.mark.parametrize(
     ("function", "part"),
     [
-        # TRL, OpenRLHF and verl
-        (lambda completions, **kwargs: [], "takes completions as argument 1"),
-        (lambda completions, prompts, **kwargs: [], "takes completions as argument 1"),
-        (lambda *, prompts, completions, **kwargs: [], "cannot be called: too many positional arguments"),
+        # OpenRLHF and verl
         (lambda queries, prompts, labels: [], "takes prompts as argument 2"),
         (lambda data_source, solution_str, ground_truth: [], "missing a required argument: 'ground_truth'"),
         (lambda responses: [], "takes responses as argument 1"),
@@ -215,7 +219,6 @@ def test_the_signature_of_another_trainer_is_named_beside_ours(function, part):
         (lambda prompts, responses, answer: [0, 0], {"answer"}),
         (lambda prompts, responses, *, level=None: [0, 0], {"level"}),
         (lambda texts, replies, answer=None, **others: [0, 0], {"answer", "level"}),
-        (lambda prompts, completions, **others: [0, 0], {"answer", "level"}),
     ],
 )
 def test_a_reward_gets_the_columns_that_it_names_or_all(function, given):

@@ -54,11 +54,11 @@ def test_the_error_is_the_one_on_the_page(tmp_path, monkeypatch):
 
 
 def test_the_adapter_for_another_trainer_s_function():
-    def their_reward(completions, **kwargs):
-        return [float(len(one)) for one in completions]
+    def their_reward(queries, prompts, labels):
+        return [float(len(one)) for one in queries]
 
     space = {"their_reward": their_reward}
-    exec(blocks("python")[1], space)
+    exec(next(block for block in blocks("python") if "def adapted" in block), space)
     assert call_reward(space["adapted"], "adapted", ["p"], ["abc"], {"answer": [1]}) == {"adapted": [3.0]}
 
 
@@ -71,7 +71,7 @@ def test_the_recipes_are_valid(block):
 
 def test_the_server_answers_the_request_on_the_page():
     space: dict = {}
-    exec(blocks("python")[2], space)
+    exec(blocks("python")[-1], space)
     with listening(uvicorn.Config(space["app"], log_level="error")) as url:
         options = {"url": f"{url}/score"}
         (reward,) = build_rewards([RewardSettings(use="http", options=options)], CPU)

@@ -115,6 +115,7 @@ PAIRS = (
 """Of very uneven lengths; the last two are held out."""
 
 REWARDS = """
+import os
 import random
 
 import numpy as np
@@ -135,6 +136,18 @@ def rare(prompts, responses, **columns):
 
 def same(prompts, responses, **columns):
     return [0.5] * len(responses)
+
+
+def some(prompts, responses, **columns):
+    return [None if sum(map(ord, one)) % 3 == 0 else (len(one) / 3, f"{len(one)} letters") for one in responses]
+
+
+def none(prompts, responses, **columns):
+    return [None] * len(responses)
+
+
+def in_first(prompts, responses, **columns):
+    return [None if os.environ.get("RANK") == "1" else len(response) / 3 for response in responses]
 """
 
 TINY: dict[str, dict[str, Any]] = {

@@ -47,7 +47,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     run = board.run(query.run)
     found, tokens, padding = read(run, query.step, query.sample)
     row = dict(found)
-    row["parts"] = dict(row.pop("reward_parts") or {})
+    row |= {name: dict(row.pop(f"reward_{name}") or {}) for name in ("parts", "weights", "reasons")}
     stars = run.stars.all()
     key = (query.step, query.sample)
     base = f"/api/runs/{run.number}/rollouts/{query.step}/{query.sample}"
@@ -58,7 +58,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     return {
         **row,
         **_cut(row),
-        "gap": None if row["ref_reward"] is None else row["reward"] - row["ref_reward"],
+        "gap": None if None in (row["reward"], row["ref_reward"]) else row["reward"] - row["ref_reward"],
         "starred": key in stars,
         "note": stars.get(key),
         **_neighbours(run, query.step, query.sample, split_of(row)),

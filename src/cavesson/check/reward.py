@@ -23,7 +23,7 @@ from cavesson.rewards.settings import RewardSettings
 
 Numbers = NDArray[np.float64]
 Score = Callable[[Sequence[int], Sequence[str]], Sequence[float]]
-"""Rewards of responses, each to the prompt of the row at an index."""
+"""Rewards of responses, each to the prompt of the row at an index; NaN for those that the reward does not judge."""
 
 ROWS = 32
 """Rows that are examined when nobody says how many."""
@@ -60,7 +60,7 @@ def examine(examples: Sequence[Example], score: Score, learned: bool) -> Results
     """Compare the scores of good responses with those of altered versions of them.
 
     Args:
-        examples: rows of data.
+        examples: rows of data, whose good responses the reward judges.
         score: the reward.
         learned: whether the reward is a model. A rule, such as "is the number right", need not depend on word order:
             what would be a weakness of a model is a property of a rule.
@@ -71,7 +71,7 @@ def examine(examples: Sequence[Example], score: Score, learned: bool) -> Results
     rows = range(len(examples))
     good = np.array(score(rows, [one.good for one in examples]), float)
     worse = np.array([*score(rows, [""] * len(examples)), *score(rows, [examples[row - 1].good for row in rows])])
-    if np.ptp(np.concatenate([good, worse])) == 0:
+    if np.ptp(np.concatenate([good, worse[~np.isnan(worse)]])) == 0:
         yield Problem(
             "reward-constant",
             "error",
@@ -104,9 +104,13 @@ def _pairs(examples: Sequence[Example], score: Score) -> Results:
     if not pairs:
         yield SkippedCheck("reward-pairs", "the data has no pairs of a better and a worse response; give --pairs FILE")
         return
-    better = score(pairs, [examples[row].good for row in pairs])
-    worse = score(pairs, [str(examples[row].bad) for row in pairs])
-    won = _wins(np.array(better, float), np.array(worse, float))
+    better = np.array(score(pairs, [examples[row].good for row in pairs]), float)
+    worse = np.array(score(pairs, [str(examples[row].bad) for row in pairs]), float)
+    pairs = [row for row, one in zip(pairs, worse, strict=True) if not np.isnan(one)]
+    if not pairs:
+        yield SkippedCheck("reward-pairs", "the reward judges none of the worse responses")
+        return
+    won = _wins(better[~np.isnan(worse)], worse[~np.isnan(worse)])
     reverse = won < _CHANCE and stats.binomtest(round(won * len(pairs)), len(pairs)).pvalue < 0.05
     yield Problem(
         "reward-pairs",
@@ -157,6 +161,8 @@ def _share_of_prompt(examples: Sequence[Example], score: Score) -> Result:
     size = min(_CROSSED, len(examples))
     prompts = [row for row in range(size) for _ in range(size)]
     table = np.array(score(prompts, [examples[i % size].good for i in range(size * size)]), float).reshape(size, size)
+    if np.isnan(table).any():
+        return SkippedCheck("reward-query", "the reward does not judge every response after every other prompt")
     total = float(table.var())
     share = float(table.mean(1).var()) / total if total else 0.0
     return Problem(
@@ -218,9 +224,13 @@ def _tricks(examples: Sequence[Example], score: Score, good: Numbers, learned: b
 
 
 def _scored(examples: Sequence[Example], score: Score, responses: Sequence[str]) -> tuple[list[int], Numbers]:
-    """Return the rows in which the altered response differs from the good one, and its scores in these rows."""
+    """Return the rows in which the altered response differs from the good one, and its scores in these rows.
+
+    Rows whose altered response the reward does not judge are left out.
+    """
     differs = [row for row, one in enumerate(examples) if responses[row] != one.good]
-    return differs, np.array(score(differs, [responses[row] for row in differs]) if differs else [], float)
+    earned = np.array(score(differs, [responses[row] for row in differs]) if differs else [], float)
+    return [row for row, one in zip(differs, earned, strict=True) if not np.isnan(one)], earned[~np.isnan(earned)]
 
 
 def _wins(one: Numbers, other: Numbers) -> float:

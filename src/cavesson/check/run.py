@@ -280,11 +280,21 @@ def _examined(
         yield SkippedCheck("reward-examination", "the data has prompts only; give responses with --pairs FILE")
         return
 
-    def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
+    def totals(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
         of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
-        return score(rewards, [examples[row].prompt for row in rows], responses, of_rows).total
+        total = score(rewards, [examples[row].prompt for row in rows], responses, of_rows).total
+        return [math.nan if one is None else one for one in total]
 
-    yield from examine(examples, scored, learned=any("path" in reward.options for reward in of))
+    every = totals(range(len(examples)), [one.good for one in examples])
+    judged = [row for row, one in enumerate(every) if not math.isnan(one)]
+    if len(judged) < len(examples):
+        yield Fine("reward-judged", len(judged), f"responses that the reward judges, of {len(examples)} of the data")
+
+    def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
+        return totals([judged[row] for row in rows], responses)
+
+    learned = any("path" in reward.options for reward in of)
+    yield from examine([examples[row] for row in judged], scored, learned=learned)
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:

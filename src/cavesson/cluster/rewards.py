@@ -12,12 +12,13 @@ import torch
 from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
 from cavesson.errors import UserCodeError
-from cavesson.rewards.base import call_reward
+from cavesson.rewards.arguments import Judged
+from cavesson.rewards.base import call_rewards
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, build_rewards
 
 ROLE = "reward-worker"
-Parts = dict[str, list[float]]
+Parts = dict[str, list[Any]]
 """The parts of a reward, by the last component of their names; a reward that returns plain numbers has one, ""."""
 
 
@@ -52,8 +53,8 @@ class RewardWorker:
             UserError: the reward cannot be built, or it failed.
         """
         reward = self._rewards[number]
-        parts = call_reward(reward.function, reward.name, prompts, responses, columns)
-        return {name.removeprefix(reward.name).removeprefix("/"): values for name, values in parts.items()}
+        parts = call_rewards({reward.name: reward.function}, Judged(prompts, responses, columns))[reward.name]
+        return {name.removeprefix(reward.name).removeprefix("/"): part.returned() for name, part in parts.items()}
 
 
 def remote_rewards(

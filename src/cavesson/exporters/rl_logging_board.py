@@ -25,8 +25,8 @@ def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
     ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
     are omitted. The format cannot represent the rest of the record: token ids, sampler's log probabilities, advantages,
-    returns, entropies, masks, groups, reward parts, shaped rewards, prompt ids, finish reasons, policy versions, KL
-    coefficients and step metrics.
+    returns, entropies, masks, groups, parts of rewards with their weights and reasons, shaped rewards, prompt ids,
+    finish reasons, policy versions, KL coefficients and step metrics.
 
     Args:
         place: Run folder to read, or a URL.

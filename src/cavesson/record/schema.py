@@ -19,6 +19,8 @@ class Column:
     type: pa.DataType
     doc: str
     required: bool = False
+    nullable: bool = False
+    """whether a row may lack a value although the column is required"""
     precision: Precision | None = None
     """How the recorder rounds it; None keeps every bit. Importers keep every bit of every column."""
 
@@ -38,8 +40,16 @@ ROW_COLUMNS = (
     Column("prompt", pa.string(), "text of the prompt", required=True),
     Column("response", pa.string(), "response as text", required=True),
     Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
-    Column("reward", pa.float64(), "weighted sum of the parts, or the reward of discards; unscaled", required=True),
+    Column(
+        "reward",
+        pa.float64(),
+        "weighted sum of the parts, or the reward of discards; unscaled; null if no part judges the response",
+        required=True,
+        nullable=True,
+    ),
     Column("reward_parts", pa.map_(pa.string(), pa.float64()), "score of each reward by its name, before weighting"),
+    Column("reward_weights", pa.map_(pa.string(), pa.float64()), "weight of each of these parts in the reward"),
+    Column("reward_reasons", pa.map_(pa.string(), pa.string()), "reasons that rewards gave, by the part"),
     Column(
         "shaped_reward", pa.float64(), "reward used in training: after query baseline, scaling, clipping, EOS penalty"
     ),
@@ -108,5 +118,5 @@ STEP_COLUMNS = (
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     """Return the Arrow schema of ``columns``, with each ``doc`` in its field's metadata."""
     return pa.schema(
-        [pa.field(c.name, c.type, nullable=not c.required, metadata={"doc": c.doc}) for c in columns],
+        [pa.field(c.name, c.type, nullable=c.nullable or not c.required, metadata={"doc": c.doc}) for c in columns],
     )

@@ -168,7 +168,8 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
     if isinstance(values, pa.Array):
         return values.cast(type_)
     if pa.types.is_map(type_):
-        values = [None if v is None else [(key, float(x)) for key, x in v.items()] for v in values]
+        read = _encodable if pa.types.is_string(type_.item_type) else float
+        values = [None if v is None else [(key, read(x)) for key, x in v.items()] for v in values]
     if type_ == pa.float32():
         wide = pa.array(values, pa.float64())
         return wide if _needs_float64(wide) else wide.cast(pa.float32())
@@ -176,7 +177,11 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
         return pa.array(values, type_)
     except UnicodeEncodeError:
         # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-        return pa.array([v if v is None else v.encode(errors="backslashreplace").decode() for v in values], type_)
+        return pa.array([v if v is None else _encodable(v) for v in values], type_)
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _needs_float64(wide: pa.Array) -> bool:

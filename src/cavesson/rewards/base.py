@@ -2,164 +2,106 @@
 
 import importlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from hashlib import sha256
-from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from cavesson.errors import UserCodeError, UserError, user_code
+from cavesson.rewards.answers import AnswerError, Part, checked
+from cavesson.rewards.arguments import Arguments, Judged, arguments, line_of
+from cavesson.rewards.concurrent import EachResponse, awaited, is_async, judges_one
 from cavesson.rewards.surroundings import put_back, still_running
-from cavesson.text.counting import counted
 
-RewardFunction = Callable[..., Sequence[float] | Mapping[str, Sequence[float]]]
-"""`(prompts, responses, **columns) -> one number per response, or named parts of one number per response each`"""
+RewardFunction = Callable[..., Any]
+"""`(prompts, responses, **columns) -> one number per response, or named parts of one number per response each`.
 
-_LARGEST = float(np.finfo(np.float32).max)
-"""Rewards are trained on as float32."""
+A number may be None, or a pair of a number and a reason. The function may be `async`.
+"""
+
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 """Files that were executed: what they were then (time of the change, size), and their modules."""
-_PROMPTS, _RESPONSES = {"prompt", "prompts"}, {"response", "responses", "completion", "completions"}
+
+
+def call_rewards(functions: Mapping[str, RewardFunction], judged: Judged) -> dict[str, dict[str, Part]]:
+    """Call rewards with copies of their arguments, so that they cannot change them, and check what they return.
+
+    They are called one after the other; then those that are `async`, at the same time.
+
+    Args:
+        functions: the rewards by name.
+        judged: what they judge.
+
+    Returns:
+        The parts of each; a reward that returns plain numbers has one part, with the name of the reward.
+
+    Raises:
+        UserCodeError: one takes other arguments, raises an exception, or does not return one finite number or None per
+            response.
+    """
+    each = {name: EachResponse(one, name) if judges_one(one) else one for name, one in functions.items()}
+    calls = {name: _bound(function, name, judged) for name, function in each.items()}
+    expected = len(judged.responses)
+    with put_back():
+        answers = {
+            name: _answer(name, function, calls[name], expected)
+            for name, function in each.items()
+            if not is_async(function)
+        }
+        answers |= awaited(
+            {
+                name: partial(_awaited_answer, name, function, calls[name], expected)
+                for name, function in each.items()
+                if is_async(function)
+            }
+        )
+    return {name: answers[name] for name in functions}
 
 
 def call_reward(
     function: RewardFunction, name: str, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
-) -> dict[str, list[float]]:
-    """Call a reward with copies of its arguments, so that it cannot change them, and check what it returns.
+) -> dict[str, list[float | None]]:
+    """Call one reward, as `call_rewards` does, and return the values of its parts."""
+    parts = call_rewards({name: function}, Judged(prompts, responses, columns))[name]
+    return {part: one.values for part, one in parts.items()}
 
-    Args:
-        function: the reward; without a `**` parameter, it gets only the columns that it names.
-        name: the name of the reward.
-        prompts: [B]
-        responses: [B]
-        columns: [B] each
 
-    Returns:
-        The parts by name; a reward that returns plain numbers has one part, with the name of the reward.
-
-    Raises:
-        UserCodeError: it takes other arguments, raises an exception, or does not return one finite number per response.
-    """
-    given = _given(function, name, columns)
+def _bound(function: RewardFunction, name: str, judged: Judged) -> Callable[[], Any]:
+    given = arguments(function, name, judged)
     with user_code(f"copying the data's columns for the reward {name}"):
-        copies = deepcopy(dict(given))
+        own: Arguments = deepcopy(given)
+    return partial(function, *own.positional, **own.named)
+
+
+def _answer(name: str, function: RewardFunction, call: Callable[[], Any], expected: int) -> dict[str, Part]:
+    with _judging(name, function):
+        return checked(name, call(), expected)
+
+
+async def _awaited_answer(
+    name: str, function: RewardFunction, call: Callable[[], Awaitable[Any]], expected: int
+) -> dict[str, Part]:
+    with _judging(name, function):
+        return checked(name, await call(), expected)
+
+
+@contextmanager
+def _judging(name: str, function: RewardFunction) -> Iterator[None]:
+    """Convert whatever the block raises to a UserCodeError, and say so if the block takes long."""
     try:
-        with put_back(), still_running(f"the reward {name}"), user_code(f"the reward {name}"):
-            return _parts(name, function(list(prompts), list(responses), **copies), len(responses))
-    except _AnswerError as error:
-        raise UserCodeError(f"{error}{_line(function)}") from None
+        with still_running(f"the reward {name}"), user_code(f"the reward {name}"):
+            yield
+    except AnswerError as error:
+        raise UserCodeError(f"{error}{line_of(function)}") from None
     except UserCodeError:
         raise
     except UserError as error:  # a built-in reward failed, which a run can continue after too
         raise UserCodeError(str(error)) from error
-
-
-class _AnswerError(UserCodeError):
-    """A reward returned something that is not a number per response."""
-
-
-def _parts(name: str, result: Any, expected: int) -> dict[str, list[float]]:
-    """Check what a reward returned, and return the numbers by the names of their parts."""
-    if result is None:
-        raise _AnswerError(f"the reward {name} returned None; it must return one number per response")
-    parts = dict(result) if isinstance(result, Mapping) else {"": result}
-    if not parts:
-        raise _AnswerError(f"the reward {name} returned no part; it must return one number per response")
-    labels = {part: f"{name}/{part}" if part else name for part in parts}
-    return {labels[part]: _numbers(labels[part], values, expected) for part, values in parts.items()}
-
-
-def _given(function: RewardFunction, name: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the columns that a reward takes.
-
-    Raises:
-        UserCodeError: it cannot be called with prompts, responses and these columns.
-    """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return columns
-    parameters = [*signature.parameters.values()]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    # The data may have a column called prompt or response, as the first two parameters may be.
-    taken = {one.name for one in parameters[:2] if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)}
-    named = {one.name for one in parameters} - taken
-    given = {key: value for key, value in columns.items() if key not in taken and (takes_all or key in named)}
-    problem = next(_problems(signature, given), None)
-    if problem is None:
-        return given
-    has = f"; the data has {', '.join(columns)} besides the prompt" if columns else "; the data has no other column"
-    raise UserCodeError(
-        f"the reward {name}{signature}{_line(function)} {problem}\n"
-        f"a reward is called with (prompts, responses, **columns){has}"
-    )
-
-
-def _problems(signature: inspect.Signature, columns: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons why a function cannot be called as a reward, or would get an argument in the wrong place.
-
-    Rewards written for other trainers may have another order of arguments.
-    """
-    positional = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    for place, parameter in enumerate(positional):
-        if (parameter in _PROMPTS and place != 0) or (parameter in _RESPONSES and place != 1):
-            yield f"takes {parameter} as argument {place + 1}"
-    try:
-        signature.bind((), (), **columns)
-    except TypeError as error:
-        yield f"cannot be called: {error}"
-
-
-def _line(function: RewardFunction) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-
-
-def _numbers(label: str, values: Any, expected: int) -> list[float]:
-    values = _plain(values)
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise _AnswerError(f"the reward {label} returned {_short(values)}; it must return one number per response")
-    if len(values) != expected:
-        raise _AnswerError(
-            f"the reward {label} returned {counted(len(values), 'value')} for {counted(expected, 'response')}"
-        )
-    return [_number(value, f"the reward {label} returned {{}} for response {row}") for row, value in enumerate(values)]
-
-
-def _plain(value: Any) -> Any:
-    """Convert NumPy scalars, NumPy arrays and tensors to Python numbers.
-
-    Dates are left unchanged, because NumPy would convert them to integers.
-    """
-    is_date = getattr(getattr(value, "dtype", None), "kind", None) in ("M", "m")
-    return value.tolist() if hasattr(value, "tolist") and not is_date else value
-
-
-def _number(value: Any, returned: str) -> float:
-    plain = _plain(value)
-    if not isinstance(plain, Real):
-        raise _AnswerError(f"{returned.format(_short(value))}; it must return numbers")
-    try:
-        number = float(plain)
-    except OverflowError:  # an int that is too large for a float
-        number = float("inf")
-    if not abs(number) <= _LARGEST:  # this form rejects NaN too
-        raise _AnswerError(f"{returned.format(_short(plain))}; it must return finite numbers up to {_LARGEST:.3g}")
-    return number
-
-
-def _short(value: Any) -> str:
-    """Return a value as text, shortened; Python refuses to convert very long integers to text."""
-    if isinstance(value, int) and value.bit_length() > 300:
-        return "an integer of more than 90 digits"
-    text = str(value) if isinstance(value, Real) else repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def load_function(name: str) -> RewardFunction:

@@ -61,8 +61,8 @@ class CleaningSettings(Settings):
 
 
 def discard(
-    settings: CleaningSettings, responses: Sequence[str], rewards: Sequence[float]
-) -> tuple[list[float], dict[str, list[float]]]:
+    settings: CleaningSettings, responses: Sequence[str], rewards: Sequence[float | None]
+) -> tuple[list[float | None], dict[str, list[float]]]:
     """Replace the rewards of discarded responses by `discard_reward`.
 
     Returns:

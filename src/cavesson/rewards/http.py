@@ -70,7 +70,7 @@ class HttpReward:
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **columns: Any
-    ) -> list[float] | dict[str, list[float]]:
+    ) -> list[Any] | dict[str, list[Any]]:
         size = self.settings.batch_size
         batches = [slice(start, start + size) for start in range(0, len(responses), size)]
         requests = [
@@ -115,7 +115,7 @@ class HttpReward:
             raise self.endpoint.failed(f"answered {wrong or 0} rewards for {count} responses")
         return parts
 
-    def _joined(self, answers: Sequence["_Parts"]) -> list[float] | dict[str, list[float]]:
+    def _joined(self, answers: Sequence["_Parts"]) -> list[Any] | dict[str, list[Any]]:
         names = list(answers[0])
         other = next((list(answer) for answer in answers if set(answer) != set(names)), None)
         if other is not None:
@@ -124,9 +124,12 @@ class HttpReward:
         return joined[""] if names == [""] else joined
 
 
-_Parts = dict[str, list[float]]
+_Parts = dict[str, list[Any]]
 """Rewards of one batch by the name of their part; of plain numbers the name is empty."""
-_Numbers = list[Annotated[FiniteFloat, Field(strict=True)]]
+_Number = Annotated[FiniteFloat, Field(strict=True)] | None
+_Reasoned = Annotated[tuple[_Number, str], Field(strict=False)]
+"""A JSON array of a number and its reason."""
+_Numbers = list[_Number | _Reasoned]
 
 
 class _Rewards(BaseModel):

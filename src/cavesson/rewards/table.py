@@ -1,15 +1,18 @@
 """Rewards. To add one, write a function in a separate file and add a line to the table below."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards.base import RewardFunction, call_reward, load_function
+from cavesson.rewards.answers import Part
+from cavesson.rewards.arguments import Judged
+from cavesson.rewards.base import RewardFunction, call_rewards, load_function
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.code import CodeReward, tests_of
+from cavesson.rewards.concurrent import LIMIT, EachResponse, judges_one
 from cavesson.rewards.exact_match import exact_match, right_answers
 from cavesson.rewards.http import HttpReward
 from cavesson.rewards.lowercase import lowercase
@@ -25,6 +28,7 @@ MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
 """Made of their options and a device."""
 SERVICES: dict[str, type[CodeReward] | type[HttpReward]] = {"code": CodeReward, "http": HttpReward}
 """Made of their options."""
+_TWICE = "two rewards are called {!r}; give one of them another name (rewards.name)"
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,16 @@ class Reward:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rewards of B responses: all parts by name, and the weighted sum `[B]`."""
+    """Rewards of B responses: all parts by name, and the weighted sum of those that judge a response, `[B]`."""
 
-    parts: dict[str, list[float]]
-    total: list[float]
+    parts: dict[str, list[float | None]]
+    """None for responses that a part does not judge"""
+    total: list[float | None]
+    """None for responses that no part judges"""
+    weights: dict[str, float] = field(default_factory=dict)
+    """of the parts in the sum"""
+    reasons: dict[str, list[str | None]] = field(default_factory=dict)
+    """of the parts that gave any"""
 
 
 def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
@@ -52,8 +62,19 @@ def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> t
     """
     names = [one.label for one in settings]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two rewards are called {twice[0]!r}; give one of them another name (rewards.name)")
-    return tuple(Reward(one.label, _build(one, device), one.weight) for one in settings)
+        raise UserError(_TWICE.format(twice[0]))
+    return tuple(Reward(one.label, _limited(_build(one, device), one), one.weight) for one in settings)
+
+
+def _limited(function: RewardFunction, settings: RewardSettings) -> RewardFunction:
+    if judges_one(function):
+        return EachResponse(function, settings.label, settings.concurrency or LIMIT)
+    if settings.concurrency is not None:
+        raise UserError(
+            f"reward {settings.use!r}: concurrency has no effect: it is for async functions (prompt, response, …), "
+            "which judge one response per call"
+        )
+    return function
 
 
 def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
@@ -86,22 +107,45 @@ def check_columns(rewards: Sequence[Reward], prompts: Sequence[str], columns: Ma
 
 
 def score(
-    rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
+    rewards: Sequence[Reward],
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    columns: Mapping[str, Any],
+    ids: Sequence[Sequence[int]] | None = None,
 ) -> Scored:
-    """Call every reward and add up all parts, each multiplied by the weight of its reward.
+    """Call every reward and add up all parts that judge a response, each multiplied by the weight of its reward.
+
+    Args:
+        rewards: the rewards.
+        prompts: [B]
+        responses: [B]
+        columns: [B] each
+        ids: token ids of the responses, if they are known.
 
     Raises:
         UserCodeError: two rewards return parts with the same name, or a reward fails.
     """
-    parts: dict[str, list[float]] = {}
-    total = [0.0] * len(responses)
+    parts: dict[str, Part] = {}
+    weights: dict[str, float] = {}
+    functions = {reward.name: reward.function for reward in rewards}
+    if len(functions) < len(rewards):
+        names = [reward.name for reward in rewards]
+        raise UserCodeError(_TWICE.format(next(name for name in names if names.count(name) > 1)))
+    answers = call_rewards(functions, Judged(prompts, responses, columns, ids))
     for reward in rewards:
-        for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
+        for name, part in answers[reward.name].items():
             if name in parts:
-                raise UserCodeError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
-            parts[name] = values
-            total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
-    return Scored(parts, total)
+                raise UserCodeError(_TWICE.format(name))
+            parts[name], weights[name] = part, reward.weight
+    values = {name: part.values for name, part in parts.items()}
+    total = [_sum(dict(zip(values, row, strict=True)), weights) for row in zip(*values.values(), strict=True)]
+    reasons = {name: part.reasons for name, part in parts.items() if any(part.reasons)}
+    return Scored(values, total, weights, reasons)
+
+
+def _sum(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    known = [weights[name] * value for name, value in parts.items() if value is not None]
+    return sum(known, 0.0) if known else None
 
 
 def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:

@@ -28,7 +28,7 @@ from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
 from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.generate import Response, load_policy, responses, told
-from cavesson.tools.score import check_scorers, estimate, score_responses, shown
+from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
 
 
@@ -157,8 +157,9 @@ def write(comparison: Comparison, out: Path) -> None:
 def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """Return the rows of the table as text; rewards that were not measured are omitted."""
     columns = comparison.columns
-    lines = [(name, [shown(column.rewards[name]) for column in columns]) for name in columns[0].rewards]
-    if columns[0].rewards:
+    names = dict.fromkeys(name for column in columns for name in column.rewards)
+    lines = [(name, [shown(c.rewards[name]) if name in c.rewards else "" for c in columns]) for name in names]
+    if names:
         lines += [
             ("difference to the first", [shown(c.difference) if c.difference else "" for c in columns]),
             ("win rate over the first", [shown(c.win_rate) if c.win_rate else "" for c in columns]),
@@ -203,19 +204,25 @@ def _win_rate(gains: Sequence[float], groups: Sequence[int]) -> Interval:
 
 
 def _column(
-    name: str, answers: Sequence[Response], scores: dict[str, list[float]], first: dict[str, list[float]]
+    name: str, answers: Sequence[Response], scores: dict[str, list[float | None]], first: dict[str, list[float | None]]
 ) -> ComparedModel:
     groups = [one.group for one in answers]
     texts = [one.response for one in answers]
     split = [words(text) for text in texts]
     total, others = (next(iter(parts.values()), []) for parts in (scores, first))
-    compared = scores is not first and scores != {}
-    gains = [mine - other for mine, other in zip(total, others, strict=True)]
+    # Only responses that are judged in both can be compared.
+    gained = [
+        (mine - other, group)
+        for mine, other, group in zip(total, others, groups if total else (), strict=True)
+        if mine is not None and other is not None
+    ]
+    gains, pairs = [gain for gain, _ in gained], [group for _, group in gained]
+    compared = scores is not first and gains != []
     return ComparedModel(
         name=name,
-        rewards={part: estimate(values, groups) for part, values in scores.items()},
-        difference=mean_interval(gains, groups) if compared else None,
-        win_rate=_win_rate(gains, groups) if compared else None,
+        rewards=estimates(scores, groups),
+        difference=mean_interval(gains, pairs) if compared else None,
+        win_rate=_win_rate(gains, pairs) if compared else None,
         tokens=fmean(one.tokens for one in answers),
         words=fmean(map(len, split)),
         ended=fmean(one.finish_reason != "length" for one in answers),
@@ -243,6 +250,6 @@ def _share(share: float | None) -> str:
 def _side(response: dict[str, Any]) -> Text:
     text = Text(visible_line(response["prompt"]), style="dim")
     text.append(visible_line(response["response"]), style="default")
-    if "reward" in response:
+    if response.get("reward") is not None:
         text.append(f"  [{response['reward']:+.3f}]", style="bold")
     return text

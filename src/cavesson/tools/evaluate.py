@@ -13,7 +13,7 @@ from cavesson.text.counting import counted
 from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.generate import load_policy, responses, told
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
-from cavesson.tools.score import check_scorers, estimate, score_responses, shown
+from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import EvaluateSettings
 
 
@@ -36,10 +36,10 @@ class Evaluation:
                 f"            {text.tokens} tokens of {text.documents} documents; windows of {text.context} tokens "
                 f"every {text.stride}",
             ]
-        count = counted(len(self.responses), "response")
-        return "\n".join(
-            [*lines, *(f"{name}  {shown(mean)}, 95 % interval, {count}" for name, mean in self.rewards.items())]
-        )
+        for name, mean in self.rewards.items():
+            count = counted(sum(one[name] is not None for one in self.responses), "response")
+            lines.append(f"{name}  {shown(mean)}, 95 % interval, {count}")
+        return "\n".join(lines)
 
 
 def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
@@ -64,7 +64,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     if prompts is not None:
         said = list(responses(policy, tokenizer, prompts, settings))
         parts = score_responses(said, settings, settings.device)
-        rewards = {name: estimate(values, [one.group for one in said]) for name, values in parts.items()}
+        rewards = estimates(parts, [one.group for one in said])
         answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
     evaluation = Evaluation(model, likelihood, rewards, answers)
     if settings.out is not None:

@@ -33,10 +33,14 @@ class Summary(NamedTuple):
     responses: int
     rewards: dict[str, Interval]
     """the sum of all, and every part"""
+    unscored: int = 0
+    """responses that no reward judges, which count in no mean"""
 
     def __str__(self) -> str:
         lines = [f"{counted(self.responses, 'response')} to {counted(self.prompts, 'prompt')}; mean and 95 % interval"]
-        return "\n".join([*lines, *(f"{name}  {shown(interval)}" for name, interval in self.rewards.items())])
+        lines += [f"{name}  {shown(interval)}" for name, interval in self.rewards.items()]
+        lines += [f"not judged by any reward: {counted(self.unscored, 'response')}"] if self.unscored else []
+        return "\n".join(lines)
 
 
 class _Response(NamedTuple):
@@ -66,13 +70,10 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
     scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(rows, settings.columns))
     if settings.out is not None:
-        parts = [dict(zip(scored.parts, values, strict=True)) for values in zip(*scored.parts.values(), strict=True)]
-        _write(rows, scored.total, parts, settings.out)
+        _write(rows, scored, settings.out)
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault(one.prompt, len(numbers)) for one in rows]
-    return Summary(
-        len(numbers), len(rows), {name: estimate(values, groups) for name, values in parts_of(scored).items()}
-    )
+    return Summary(len(numbers), len(rows), estimates(parts_of(scored), groups), scored.total.count(None))
 
 
 def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
@@ -105,12 +106,13 @@ def score_by_length(
     )
     back = sorted(range(len(order)), key=order.__getitem__)
     parts = {name: [values[row] for row in back] for name, values in scored.parts.items()}
-    return Scored(parts, [scored.total[row] for row in back])
+    reasons = {name: [given[row] for row in back] for name, given in scored.reasons.items()}
+    return Scored(parts, [scored.total[row] for row in back], scored.weights, reasons)
 
 
 def score_responses(
     answers: Sequence[Response], settings: ScorerSettings, device: str | None
-) -> dict[str, list[float]]:
+) -> dict[str, list[float | None]]:
     """Return the scores of sampled responses, of which there must be at least one, as `parts_of` names them."""
     columns: dict[str, list[Any]] = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
     if any(one.messages for one in answers):
@@ -119,10 +121,20 @@ def score_responses(
     return parts_of(score_by_length(settings, device, *texts, columns))
 
 
-def parts_of(scored: Scored) -> dict[str, list[float]]:
+def parts_of(scored: Scored) -> dict[str, list[float | None]]:
     """Return the weighted sum as `reward` together with every part, or just the part if it equals the sum."""
     several = len(scored.parts) > 1 or list(scored.parts.values()) != [scored.total]
     return {"reward": scored.total} | scored.parts if several else dict(scored.parts)
+
+
+def estimates(parts: Mapping[str, Sequence[float | None]], groups: Sequence[int]) -> dict[str, Interval]:
+    """Estimate the mean of every part over the responses that it judges; a part that judges none has no mean."""
+    found: dict[str, Interval] = {}
+    for name, values in parts.items():
+        known = [(value, group) for value, group in zip(values, groups, strict=True) if value is not None]
+        if known:
+            found[name] = estimate([value for value, _ in known], [group for _, group in known])
+    return found
 
 
 def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
@@ -202,15 +214,21 @@ def _texts(fields: Fields, response: str) -> list[str]:
     return fields.texts(response)
 
 
-def _write(rows: list[_Response], rewards: list[float], parts: list[dict[str, float]], out: Path) -> None:
+def _write(rows: list[_Response], scored: Scored, out: Path) -> None:
     if out.suffix == ".json":
         instances: dict[int, dict[str, Any]] = {}
-        for one, reward in zip(rows, rewards, strict=True):
+        for one, reward in zip(rows, scored.total, strict=True):
             instance = instances.setdefault(one.row, {"input": one.prompt, "output": []})
             instance["output"].append({"score": reward, "text": one.response})
         content = {"type": "text_to_scored_textlist", "instances": list(instances.values())}
         with replacing(out) as file:
             file.write(json.dumps(content, ensure_ascii=False, indent=1).encode())
         return
-    lines = zip(rows, rewards, parts, strict=True)
-    write(({**one.values, "reward": reward, "reward_parts": part} for one, reward, part in lines), out)
+    write(({**one.values, **_scores(scored, number)} for number, one in enumerate(rows)), out)
+
+
+def _scores(scored: Scored, row: int) -> dict[str, Any]:
+    """Return what is written of the scores of a response."""
+    parts = {name: values[row] for name, values in scored.parts.items()}
+    reasons = {name: given[row] for name, given in scored.reasons.items()}
+    return {"reward": scored.total[row], "reward_parts": parts, **({"reward_reasons": reasons} if reasons else {})}

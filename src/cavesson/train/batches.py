@@ -88,16 +88,16 @@ class Batches:
         return self.batch_size // self.samples_per_prompt
 
     def own(self, rollouts: Rollouts, size: int) -> Rollouts:
-        """Return this process's part of the rollouts of one or more whole batches, which are in order of their samples.
+        """Return this process's part of rollouts of one or more batches, which are in order of their samples.
 
         With the same number of processes, it is the part that the process has sampled.
 
         Args:
             rollouts: of all processes.
-            size: number of rollouts in a batch.
+            size: number of rollouts in a whole batch.
         """
         share = self.processes.share(size)
-        return rollouts.take([row for row in range(len(rollouts)) if row % size in share])
+        return rollouts.take([row for row, sample in enumerate(rollouts.sample) if sample % size in share])
 
     def _prompts(self, start: int) -> list[int]:
         """Return the prompts of this process's responses of a batch, whose first prompt is number `start`."""

@@ -7,6 +7,7 @@ from typing import Any
 from cavesson.ops import kl
 from cavesson.ops.ratios import response_sum
 from cavesson.processes import Processes
+from cavesson.train.recording import without_nan
 from cavesson.train.rollouts import Collector
 from cavesson.types import Batch, Rollouts
 
@@ -45,11 +46,13 @@ class HeldOut:
             "group": [self.first_group + prompt for prompt in rollouts.prompt_index],
         }
         if self.before is not None:
-            rows |= {"ref_response": self.before.response, "ref_reward": self.before["reward"].tolist()}
+            rows |= {"ref_response": self.before.response, "ref_reward": without_nan(self.before["reward"])}
         return rows
 
     def metrics(self, rollouts: Rollouts, processes: Processes) -> dict[str, float]:
         """Return the means over all responses, with their standard errors if there are several.
+
+        Responses that no reward judges count in none but the share of them, which is given if there are any.
 
         All processes must call this together, with their scored responses.
         """
@@ -59,9 +62,14 @@ class HeldOut:
             columns["kl"] = response_sum(kl.k1(batch["logprob"], batch["ref_logprob"]), mask)
         if self.before is not None:
             columns["gap"] = batch["reward"] - self.before["reward"]
-        metrics = {}
+        is_scored = processes.rows(rollouts.is_scored)
+        unscored = float((~is_scored).float().mean())
+        metrics = {"evaluation/unscored": unscored} if unscored else {}
         for name, column in columns.items():
             values = processes.rows(column.double())
+            values = values[is_scored & ~values.isnan()]
+            if not len(values):  # of a gap, one of the two responses may be unscored
+                continue
             metrics[f"evaluation/{name}"] = float(values.mean())
             if len(values) > 1:
                 metrics[f"evaluation/{name}_se"] = float(values.std(correction=1)) / math.sqrt(len(values))

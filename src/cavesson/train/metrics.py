@@ -49,6 +49,12 @@ def staleness_metrics(rollouts: Rollouts, step: int, processes: Processes) -> di
     return {"staleness/mean": float(processes.mean(age, mask)), "staleness/max": oldest} if oldest else {}
 
 
+def unscored_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
+    """Return the share of a step's responses that no reward judges, if there are any."""
+    share = 1 - _mean(rollouts.is_scored.double(), processes)
+    return {"reward/unscored": share} if share else {}
+
+
 def rollout_metrics(
     rollouts: Rollouts, kl_coef: float, estimator: str | None, processes: Processes
 ) -> dict[str, float]:

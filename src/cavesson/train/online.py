@@ -13,6 +13,8 @@ from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.algorithms.settings import CoefficientSettings, UpdateSettings
+from cavesson.data.prompts import PromptSet
+from cavesson.errors import print_error
 from cavesson.models.fingerprint import digest
 from cavesson.models.policy import Policy
 from cavesson.models.trained import save_trained
@@ -24,7 +26,7 @@ from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.held_out import HeldOut
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_metrics
+from cavesson.train.metrics import rollout_metrics, staleness_metrics, unscored_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded_columns
 from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
@@ -37,7 +39,9 @@ class Unfinished:
     """A step whose rollouts are credited, and the optimiser steps that are done on them."""
 
     rollouts: Rollouts
-    """those of this process"""
+    """those of this process that a reward judges"""
+    unscored: Rollouts
+    """all others, which are recorded and have no effect"""
     metrics: Metrics
     """of the rollouts of all processes"""
     held_out: Rollouts | None = None
@@ -83,7 +87,11 @@ class RolloutTrainer(Trainer):
             while len(parts) < self.algorithm.max_batches and processes.sum_tensor(learned.sum()) < self.batch_size:
                 parts.append(self.batches.take(step, len(parts), clock))
                 learned = self._learned(parts)
-            rollouts = Rollouts.joined(parts).with_columns(learned=learned)
+            everything = Rollouts.joined(parts).with_columns(learned=learned)
+            rollouts, unscored = everything.scored(), everything.unscored()
+            if not processes.sum_tensor(rollouts.is_scored.sum()):
+                return self._skipped(step, everything, len(parts), held_out, info) | evaluation | clock.metrics(0.0)
+            learned = rollouts["learned"]
             with clock("credit"):
                 rollouts = self._shape(rollouts)
                 rollouts = rollouts if self.algorithm.credits_scores else self._credit(rollouts)
@@ -95,13 +103,14 @@ class RolloutTrainer(Trainer):
                 metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
                 metrics |= self.algorithm.metrics(rollouts.batch, processes)
                 metrics |= staleness_metrics(rollouts, step, processes)
+                metrics |= unscored_metrics(everything, processes)
             # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
             first = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else first
             self.batches.used(len(parts))
-            self.unfinished = Unfinished(rollouts, metrics | evaluation, held_out)
+            self.unfinished = Unfinished(rollouts, unscored, metrics | evaluation, held_out)
         now = self.unfinished
         with clock("record"):
-            self._record(step, now.rollouts)
+            self._record(step, now.rollouts, now.unscored)
             self._record_held_out(step, now.held_out)
         with clock("update"):
             processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
@@ -116,13 +125,15 @@ class RolloutTrainer(Trainer):
     def _learned(self, parts: list[Rollouts]) -> Tensor:
         """Return which responses so far to learn from, over all processes at most one batch: `[b]` bool.
 
-        If the algorithm can learn from none of them, these are the first batch.
+        If the algorithm can learn from none of them, these are the first batch. None of them is unscored.
         """
 
         def chosen(rewards: Tensor, group: Tensor) -> Tensor:
-            informative = self.algorithm.informative(rewards, group)
+            informative = scored = ~rewards.isnan()
+            if bool(scored.any()):
+                informative = scored.masked_scatter(scored, self.algorithm.informative(rewards[scored], group[scored]))
             if len(parts) == self.algorithm.max_batches and not bool(informative.any()):
-                informative = torch.ones_like(informative)
+                informative = scored
             return informative & (informative.cumsum(0) <= self.batch_size)
 
         rewards, group = (torch.cat([part[name] for part in parts]) for name in ("reward", "group_in_step"))
@@ -200,23 +211,45 @@ class RolloutTrainer(Trainer):
             metrics = held_out.metrics(rollouts, processes)
         return rollouts, metrics | clock.seconds
 
-    def _record(self, step: int, rollouts: Rollouts) -> None:
-        if self.recorder is None:
-            return
-        rows, tokens = recorded_columns(rollouts, self.batches.collector.prompts)
-        rows |= {"split": ["train"] * len(rollouts), "kl_coef": [self.kl_coef] * len(rollouts)}
-        self.learner.processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
-        self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
+    def _skipped(
+        self, step: int, unscored: Rollouts, batches: int, held_out: Rollouts | None, info: StepInfo
+    ) -> Metrics:
+        """Record a step in which no reward judges any response, so that there is nothing to learn."""
+        self.batches.used(batches)
+        self._record_training(step, unscored)
+        self._record_held_out(step, held_out)
+        if self.learner.processes.is_main:
+            print_error(f"cavesson: step {step}: no reward judged any response, so the weights stay as they are")
+        return {"reward/unscored": 1.0, "optim/learning_rate": info.learning_rate}
+
+    def _record(self, step: int, rollouts: Rollouts, unscored: Rollouts) -> None:
+        self._record_training(step, rollouts)
+        self._record_training(step, unscored)
+        if self.recorder is not None:
+            self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
+
+    def _record_training(self, step: int, rollouts: Rollouts) -> None:
+        rows = {"split": ["train"] * len(rollouts), "kl_coef": [self.kl_coef] * len(rollouts)}
+        self._record_rows(step, rollouts, self.batches.collector.prompts, rows)
 
     def _record_held_out(self, step: int, rollouts: Rollouts | None) -> None:
         """Record responses to the held-out prompts, if there are any, and check that their numbers are finite."""
-        processes = self.learner.processes
         if rollouts is None or self.held_out is None or self.recorder is None:
             return
-        rows, tokens = recorded_columns(rollouts, self.held_out.collector.prompts)
-        rows |= self.held_out.rows(rollouts)
-        processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
-        processes.agreed(lambda: check_finite(step, rollouts.batch.columns, rollouts["mask"]))
+        self._record_rows(step, rollouts, self.held_out.collector.prompts, self.held_out.rows(rollouts))
+        scored = rollouts.scored()
+        self.learner.processes.agreed(lambda: check_finite(step, scored.batch.columns, scored["mask"]))
+
+    def _record_rows(self, step: int, rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> None:
+        """Record rollouts of this process, with further columns of rows; a process may have none."""
+        recorder = self.recorder
+
+        def record() -> None:
+            if recorder is not None and len(rollouts):
+                rows, tokens = recorded_columns(rollouts, prompts)
+                recorder.rollouts(step, rows | more, tokens)
+
+        self.learner.processes.agreed(record)
 
     def _adapted(self, done: Unfinished, info: StepInfo) -> Metrics:
         """Adapt β to the KL of a finished step, and return the step's metrics."""
@@ -248,6 +281,7 @@ class RolloutTrainer(Trainer):
             "before": None if self.held_out is None else self.held_out.before,
             "held_out": None if now is None else now.held_out,
             "now": None if now is None else now.rollouts,
+            "unscored": None if now is None else now.unscored,
         }
         batches: dict[str, list[Rollouts | None]] = {"ahead": self.batches.finished()}
         batches |= {name: [one] for name, one in single.items() if one is not None}
@@ -271,12 +305,16 @@ class RolloutTrainer(Trainer):
             for name, whole in checkpoint.batches.items()
         }
         self.batches.restore(mine.get("ahead", []))
-        held_out, before = (next(iter(mine.get(name, ())), None) for name in ("held_out", "before"))
+        held_out, before, unscored = (
+            next(iter(mine.get(name, ())), None) for name in ("held_out", "before", "unscored")
+        )
         if self.held_out is not None:
             self.held_out.before = before
         for rollouts in mine.get("now", ()):
             assert rollouts is not None
-            self.unfinished = Unfinished(rollouts, state["metrics"], held_out, state["updates"])
+            # Checkpoints of earlier versions have no unscored responses.
+            unscored = rollouts.take([]) if unscored is None else unscored
+            self.unfinished = Unfinished(rollouts, unscored, state["metrics"], held_out, state["updates"])
 
     def _size(self, name: str, whole: Rollouts) -> int:
         """Return the number of rollouts in a batch of a checkpoint; all held-out ones are one batch."""

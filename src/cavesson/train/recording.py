@@ -1,8 +1,10 @@
 """What a run records of its rollouts, and where: in its folder or at a URL, which may stop being reachable."""
 
+import math
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
@@ -65,7 +67,8 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     rows: dict[str, Any] = {name: values for name, values in rollouts.lists.items() if values}
     rows["extra"] = [prompts.extra[index] for index in rollouts.prompt_index]
     rows["group"] = rows.pop("prompt_index")
-    rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward") if name in rollouts.batch}
+    rewards = {name: rollouts[name] for name in ("reward", "shaped_reward") if name in rollouts.batch}
+    rows |= {name: without_nan(column) for name, column in rewards.items()}
     versions = rollouts["sampler_version"]
     rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
     inside = rollouts["prompt_mask"].bool()
@@ -101,6 +104,11 @@ class Described(Callback):
         trainer.stop = StoppedError(
             f"{done}: {file} was deleted; it has been written again. The checkpoint is complete"
         )
+
+
+def without_nan(rewards: Tensor) -> list[float | None]:
+    """Return rewards `[B]` with None for responses that no reward judges, which are NaN."""
+    return [None if math.isnan(reward) else reward for reward in rewards.tolist()]
 
 
 class Reachable(Callback):

@@ -1,20 +1,24 @@
 """The first half of a step: sample responses, and score them with the rewards, the policy and the reference."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.prompts import PromptSet
+from cavesson.errors import UserCodeError
 from cavesson.models.policy import Policy
 from cavesson.ops import kl
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.rewards.table import Reward, score
-from cavesson.sampling.responses import Engine, Responses
+from cavesson.sampling.responses import Engine
 from cavesson.types import Batch, Rollouts, Scores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,8 @@ class Collector:
         """
         batch = self.prompts.batch(indices)
         responses = self.sampler.sample(batch, step, sample, temperature)
-        texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
+        answers = _unpadded(responses.response_ids, responses.mask)
+        texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, answers, strict=True)]
         batch = batch.with_columns(
             response_ids=responses.response_ids,
             mask=responses.mask,
@@ -71,23 +76,32 @@ class Collector:
         )
 
     def reward(self, rollouts: Rollouts) -> Rollouts:
-        """Add `reward_parts`, `reward` `[B]` float64, `discarded` `[B]` bool and, if configured, `query_reward` `[B]`.
+        """Add the rewards of rollouts, their parts, weights and reasons.
+
+        They are `reward` `[B]` float64, NaN for a response that no part judges; `discarded` `[B]` bool; if configured,
+        `query_reward` `[B]`; and the lists `reward_parts`, `reward_weights` and `reward_reasons`.
 
         Raises:
             UserCodeError: a reward failed.
         """
         columns = self._columns(rollouts.prompt_index)
-        scored = score(self.rewards, rollouts.prompt, rollouts.response, columns)
+        ids = _unpadded(rollouts["response_ids"], rollouts["mask"])
+        scored = score(self.rewards, rollouts.prompt, rollouts.response, columns, ids)
         total, discards = discard(self.cleaning, rollouts.response, scored.total)
-        named = scored.parts | discards
-        parts = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+        named: dict[str, Sequence[float | None]] = {**scored.parts, **discards}
+        parts = _of_rows(named, len(rollouts))
         # In float64, because the record must have the reward exactly as it was given.
-        new = {"reward": torch.tensor(total, dtype=torch.float64)}
-        new["discarded"] = torch.tensor([is_discarded(part) for part in parts])
+        new = {"reward": _column(total), "discarded": torch.tensor([is_discarded(part) for part in parts])}
         if self.subtract_query:
             empty = score(self.rewards, rollouts.prompt, [""] * len(rollouts), columns).total
-            new["query_reward"] = torch.tensor(empty, dtype=torch.float64)
-        return replace(rollouts.with_columns(**new), reward_parts=parts)
+            _check_judged(total, empty, rollouts.prompt)
+            new["query_reward"] = _column(empty)
+        return replace(
+            rollouts.with_columns(**new),
+            reward_parts=parts,
+            reward_weights=[{name: scored.weights[name] for name in part if name in scored.weights} for part in parts],
+            reward_reasons=_of_rows(scored.reasons, len(rollouts)) if scored.reasons else [],
+        )
 
     def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
         """Return the text of a response, decoded together with its prompt.
@@ -135,7 +149,7 @@ def score_rollouts(
         use: called with each of these, so that a step needs no other forward pass to learn from them.
     """
     scored: dict[str, Tensor] = {}
-    for number, rows in enumerate(parts):
+    for number, rows in enumerate(parts or [[]]):  # a process without rows has the same columns as the others
         micro = rollouts.part(rows).to(policy.device)
         with torch.set_grad_enabled(number < learned):
             scores = policy(micro)
@@ -164,9 +178,32 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
         yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
 
 
-def _unpadded(responses: Responses) -> list[list[int]]:
-    lengths = responses.mask.sum(1).long().tolist()
-    return [ids[:length] for ids, length in zip(responses.response_ids.tolist(), lengths, strict=True)]
+def _unpadded(response_ids: Tensor, mask: Tensor) -> list[list[int]]:
+    lengths = mask.sum(1).long().tolist()
+    return [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
+
+
+def _of_rows(columns: Mapping[str, Sequence[T | None]], rows: int) -> list[dict[str, T]]:
+    """Return what each of the rows has, by name, without what is None."""
+    return [{name: one for name, each in columns.items() if (one := each[row]) is not None} for row in range(rows)]
+
+
+def _column(rewards: Sequence[float | None]) -> Tensor:
+    """Return rewards as float64, with NaN for None; no reward is NaN itself."""
+    return torch.tensor([math.nan if one is None else one for one in rewards], dtype=torch.float64)
+
+
+def _check_judged(rewards: Sequence[float | None], empty: Sequence[float | None], prompts: Sequence[str]) -> None:
+    """Check that an empty response to a prompt is judged if a response is.
+
+    Raises:
+        UserCodeError: it is not, so that there is nothing to subtract.
+    """
+    for reward, query, prompt in zip(rewards, empty, prompts, strict=True):
+        if reward is not None and query is None:
+            raise UserCodeError(
+                f"shaping.subtract_query: no reward judges an empty response to {prompt!r}; return a number for it"
+            )
 
 
 # Far from any training step, so that held-out responses never share random numbers with rollouts.

@@ -137,6 +137,10 @@ export interface RolloutKey {
 }
 
 export interface Rollout extends Row {
+  /** of the parts in the reward */
+  weights: Record<string, number>;
+  /** that rewards gave, by their parts */
+  reasons: Record<string, string>;
   ref_response: string | null;
   ref_reward: Maybe;
   ground_truth: string | null;

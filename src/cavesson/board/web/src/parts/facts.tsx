@@ -1,6 +1,6 @@
 /** The numbers of a rollout. */
 
-import type { Rollout } from "../api/types";
+import type { Maybe, Rollout } from "../api/types";
 import { number } from "../maths/format";
 import { visible } from "../maths/text";
 
@@ -15,6 +15,8 @@ const ELSEWHERE = new Set([
   "ground_truth",
   "extra",
   "parts",
+  "weights",
+  "reasons",
   "siblings",
   "tokens",
   "starred",
@@ -29,12 +31,24 @@ const ELSEWHERE = new Set([
 ]);
 
 export function Facts({ rollout }: { rollout: Rollout }) {
-  const parts = Object.entries(rollout.parts ?? {}).map(([name, value]): [string, unknown] => [`part/${name}`, value]);
+  const parts = Object.entries(rollout.parts ?? {}).map(([name, value]): [string, unknown] => [
+    `part/${name}`,
+    weighted(value, rollout.weights?.[name] ?? 1),
+  ]);
+  const reasons = Object.entries(rollout.reasons ?? {}).map(([name, text]): [string, unknown] => [
+    `reason/${name}`,
+    text,
+  ]);
   const facts: [string, unknown][] = Object.entries(rollout).filter(
     ([name, value]) => !ELSEWHERE.has(name) && !name.endsWith("_truncated") && value !== null,
   );
-  const all = [...facts, ...(parts.length > 1 ? parts : [])];
+  const all = [...facts, ...(parts.length > 1 ? parts : []), ...reasons];
   return <FactList facts={all.map(([name, value]) => [name, shown(name, value)])} />;
+}
+
+/** A part of the reward, and its weight in the sum unless that is 1. */
+function weighted(value: Maybe, weight: number): unknown {
+  return weight === 1 ? value : `${number(value)} × ${number(weight)}`;
 }
 
 /** Names and what stands beside them. */
