@@ -11,6 +11,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.diversity import entropy_explosion
+from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import kl_at_start, ratio_not_one
 from cavesson.doctor.rules.kl import negative_kl, unknown_estimate
 from cavesson.doctor.rules.mismatch import sampler_stale
@@ -20,7 +21,7 @@ from cavesson.doctor.rules.verifier import verifier_dead
 EXACT = {
     "not-finite", "end-not-trained", "reward-position", "reward-accounting", "rewards-shifted", "retokenised",
     "penalty-wrong", "padding-counted", "stops-generating", "false-truncation", "advantage-sign", "advantage-scale",
-    "group-advantages", "value-start", "ratio-blow-up",
+    "value-start", "ratio-blow-up",
 }  # fmt: skip
 """Errors that compare recorded numbers and infer nothing."""
 
@@ -143,6 +144,16 @@ def test_a_verifier_that_rejects_wrong_answers_is_alive(said: str, named: bool, 
     made.rows["response"] = np.full((24, 32), said, object)
     made.rows["ground_truth"] = np.full((24, 32), "7", object)
     assert found(verifier_dead, made, tmp_path) == named
+
+
+@pytest.mark.parametrize(("weak", "named"), [(0.0, False), (-1.0, True)])
+def test_responses_that_are_chosen_are_not_compared(weak: float, named: bool, tmp_path: Path) -> None:
+    """RAFT learns from the best response of each prompt; 1 and −1 instead are no rewards minus a mean."""
+    made = healthy("raft")
+    reward = made.rows["reward"].reshape(24, 8, 4)
+    best = (reward == reward.max(-1, keepdims=True)).reshape(24, 32, 1)
+    made.tokens["advantage"] = np.where(made.mask, np.where(best, 1.0, weak), 0.0)
+    assert found(group_advantages, made, tmp_path) == named
 
 
 def test_a_filter_is_measured_where_the_sampler_was_recorded(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def tighter(value: float | None, data: RunData, reading: Reading) -> float | Non
 
 
 def fitting(value: float, data: RunData, reading: Reading) -> float:
-    """Set the KL coefficient to the scale of the reward at the start of the run."""
+    """Set the KL coefficient to the scale of the reward at the start of the run; without a reference, keep it."""
+    if data.setting("config.reference.kind") == "none":
+        return value
     spread = data.rows.by_step(data.rows["reward"], np.std).first()
     return rounded(PRICE * (1.0 if data.setting("rewards_are_scaled") else spread))

@@ -9,7 +9,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.groups import mean_of, repeated
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import RUNAWAY
 from cavesson.doctor.series import Array, series, since
 
@@ -57,6 +57,12 @@ class Columns(NamedTuple):
     """The signal minus the means of interleaved groups."""
 
 
+def are_chosen(data: RunData) -> bool:
+    """Return whether advantages are only 0 or one positive number, so that responses are chosen, as by RAFT."""
+    values = np.unique(data.rows["advantage"][np.isfinite(data.rows["advantage"])])
+    return len(values) == 2 and values[0] == 0 < values[1]
+
+
 @rule(
     number=72,
     needs=["rows.advantage", "rows.reward", "rows.group"],
@@ -71,6 +77,11 @@ class Columns(NamedTuple):
     "mean and standard deviation of the group (GRPO), or the mean of the other responses (RLOO)",
     source="GRPO 2402.03300, section 4.1; RLOO 2402.14740, section 3.2; Dr. GRPO 2503.20783; TRL's loss types",
     explains=["update-kl-large", "clip-fraction-high", "kl-explosion", *RUNAWAY],
+    disproof=Disproof(
+        ("rows.advantage",),
+        "advantages are 0 or the same positive number: responses are chosen, not compared",
+        are_chosen,
+    ),
 )
 def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading | None:
     rows = data.sample.rows
