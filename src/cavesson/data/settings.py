@@ -1,8 +1,8 @@
 """Settings of data: its sources, the order of the rows, and how they become tokens."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
@@ -13,6 +13,16 @@ _GIVEN_TO_TEMPLATES = {
     *("return_assistant_tokens_mask", "strftime_now", "raise_exception", "bos_token", "eos_token", "unk_token"),
     *("sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens"),
 }
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    if ours := sorted(set(options) & _GIVEN_TO_TEMPLATES):
+        raise ValueError(f"{ours[0]!r} is set by Cavesson and cannot be an option of the template")
+    return options
+
+
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_check_options)]
+"""Further variables of a chat template."""
 
 
 class SourceSettings(Settings):
@@ -97,7 +107,7 @@ class ChatSettings(DataSettings):
 
     template: LocalPath | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
-    template_options: dict[str, Any] = Field(default={})
+    template_options: TemplateOptions = Field(default={})
     """further variables of the chat template, such as {enable_thinking = false}"""
     system: str | None = None
     """system message of conversations that do not begin with one"""
@@ -106,13 +116,6 @@ class ChatSettings(DataSettings):
     special_tokens: SpecialTokenMode = "text"
     """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
     control tokens, for texts that contain a chat template written by hand"""
-
-    @field_validator("template_options")
-    @classmethod
-    def _check_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if ours := sorted(set(options) & _GIVEN_TO_TEMPLATES):
-            raise ValueError(f"{ours[0]!r} is set by Cavesson and cannot be an option of the template")
-        return options
 
 
 class PromptSettings(ChatSettings):

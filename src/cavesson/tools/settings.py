@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
-from cavesson.data.settings import ChatSettings, DataSettings, PromptSettings, SpecialTokenMode
+from cavesson.data.settings import ChatSettings, DataSettings, PromptSettings, SpecialTokenMode, TemplateOptions
 from cavesson.rewards.settings import RewardSettings
 from cavesson.sampling.settings import DecodingSettings
 
@@ -28,7 +28,7 @@ class TalkSettings(UseSettings):
 
     template: str | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
-    template_options: dict[str, Any] = Field(default={})
+    template_options: TemplateOptions = Field(default={})
     """further variables of the chat template, such as {enable_thinking = false}"""
     system: str | None = None
     """system message"""
