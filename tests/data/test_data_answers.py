@@ -216,3 +216,15 @@ def test_marks_change_the_fingerprint_of_the_data():
 
 def test_llama2_s_answers_share_a_sequence():
     assert learned(of(LLAMA2, *TALK)) == [[" FIVE </s>", " NINE </s>"]]
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_a_space_that_offsets_leave_out_belongs_to_its_token(trim):
+    # The template writes the space, and the answer the word that makes one token with it.
+    spaced = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    spaced += "{% if add_generation_prompt %}assistant: {% endif %}"
+    tokenizer, row = byte_pairs(trim=trim), Demonstration((ASK,), (Turn("assistant", "river"),))
+    result = tokenize_demonstrations([row], tokenizer, TextSettings(template=spaced))
+    (one,) = result
+    assert tokenizer.decode([token for token, learn in zip(one.ids, one.learn, strict=True) if learn]) == " river\n"
+    assert result.notes()[0].startswith("1 × one token spans prompt and response")
