@@ -104,7 +104,7 @@ class HttpReward:
             rewards = _Rewards.model_validate_json(content).rewards
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[")))
+            place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(_KINDS))
             raise self.endpoint.failed(
                 f'must answer {{"rewards": [one number per response]}}, and answered {beginning(content)} '
                 f"({place}: {first['msg']})"
@@ -130,6 +130,8 @@ _Number = Annotated[FiniteFloat, Field(strict=True)] | None
 _Reasoned = Annotated[tuple[_Number, str], Field(strict=False)]
 """A JSON array of a number and its reason."""
 _Numbers = list[_Number | _Reasoned]
+_KINDS = ("list[", "dict[", "tuple[", "float", "function-")
+"""How pydantic names the kinds of a value, among its places."""
 
 
 class _Rewards(BaseModel):

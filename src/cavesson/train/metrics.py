@@ -118,8 +118,8 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     rows = processes.combine({name: float(len(values)) for name, values in per_row.items()}, sum)
     metrics = {name: total / rows[name] for name, total in totals.items()}
     digests = [xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0 for text in rollouts.response]  # fits int64
-    columns = torch.tensor(digests), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
-    order = processes.rows(torch.tensor(rollouts.sample)).argsort()
+    columns = torch.tensor(digests, dtype=torch.long), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
+    order = processes.rows(torch.tensor(rollouts.sample, dtype=torch.long)).argsort()
     texts, lengths, padded = (processes.rows(column)[order].tolist() for column in columns)
     if processes.is_main:
         ids = [row[:length] for row, length in zip(padded, lengths, strict=True)]

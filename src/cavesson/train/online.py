@@ -153,7 +153,7 @@ class RolloutTrainer(Trainer):
             order = sample.argsort()
             return function(*(column[order] for column in columns))[order.argsort()]
 
-        return self.learner.processes.over_all(ordered, torch.tensor(samples), *columns)
+        return self.learner.processes.over_all(ordered, torch.tensor(samples, dtype=torch.long), *columns)
 
     def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Gradient | Scores | None]:
         """Score all rollouts, and return the new columns and what a single update needs no other forward pass for.
