@@ -103,7 +103,7 @@ def test_a_reward_that_fails_later_loses_no_step(tmp_path: Path, every: int) -> 
         f"the reward noisy raised ValueError: no ({tmp_path}/broken.py, line 10)",
         "fix it; the steps before step 2 are recorded",
     ]
-    assert error.value.__notes__ == [f"continue with: {command_line('grpo', '--resume', run)}"]
+    assert error.value.__notes__ == [f"continue with: {command_line('grpo', '--resume', run, '--accept-changes')}"]
     assert isinstance(error.value.__cause__, ValueError)
     assert set(cavesson.open(run).rows()["step"].to_pylist()) == {0, 1}
     assert cavesson.open(run).steps()["step"].to_pylist() == [0, 1]
