@@ -1,6 +1,7 @@
 """Every format, as its own tool writes it; what the tools write was read in their source."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,23 @@ def test_a_reward_may_be_a_number_written_as_text(tmp_path, reward):
     assert json.loads(file.read_text())["reward"] == reward
 
 
-@pytest.mark.parametrize("reward", ["", "high", "0x1p3", "1_0", "٣", "1,5", " 1", "nan", "-", ".", "e5", None, [], {}])
+@pytest.mark.parametrize("reward", ["", "high", "0x1p3", "1_0", "٣", "1,5", " 1", "nan", "-", ".", "e5", [], {}])
 def test_what_is_no_number_is_no_reward(tmp_path, reward):
     good = {"input": "a", "output": "b", "score": 1.0, "step": 1}
     lines(tmp_path / "5.jsonl", good, good | {"score": reward})
     assert import_run(tmp_path, tmp_path / "run").rejected == 1
+
+
+@pytest.mark.parametrize("names", [("input", "output", "score"), ("prompt", "response", "reward")])
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_null_and_nan_are_a_response_that_no_reward_has_judged(tmp_path, names, missing):
+    """TRL, for one, writes them for its rewards that return None; a reward is not made up, nor the response lost."""
+    prompt, response, reward = names
+    good = {prompt: "a", response: "b", reward: 1.0, "step": 1}
+    lines(tmp_path / "in.jsonl", good, good | {reward: missing}, {prompt: "a", response: "b", "step": 1})
+    report = import_run(tmp_path, tmp_path / "run")
+    assert (report.rollouts, report.rejected) == (2, 1)  # a line without the column is not one of this format
+    assert rows(tmp_path / "run", "reward") == [(1.0,), (None,)]
 
 
 @pytest.mark.parametrize("step", ["", "-1", "1e3", "1.5", "٣", "99999999999", 1.5, None, True, [5]])
@@ -166,12 +179,12 @@ def test_trl(tmp_path):
     rewards = {"right": [1.0, None], "short": [0.25, None], "note": ["n", None], "advantage": [0.5, 0.0]}
     completions(tmp_path / "out" / "completions" / "completions_00005.parquet", **columns, **rewards)
     report = import_run(tmp_path / "out", tmp_path / "run")
-    assert (report.format, report.rollouts, report.rejected) == ("trl", 1, 1)
-    # A row without any reward is not a rollout, and its reward is not made up.
-    assert "row 2: no reward was measured" in report.quotes[0]
-    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "reward_parts", "extra")
-    extra = '{"note": "n", "advantage": 0.5}'
-    assert found == [(5, "[user]\nQ", "[assistant]\nA", 1.25, {"right": 1.0, "short": 0.25}, extra)]
+    assert (report.format, report.rollouts, report.rejected) == ("trl", 2, 0)
+    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "reward_parts")
+    # A response that no reward has judged has none, and its reward is not made up.
+    unscored = (5, "[user]\nQ", "[assistant]\nA", None, None)
+    assert found == [(*unscored[:3], 1.25, {"right": 1.0, "short": 0.25}), unscored]
+    assert rows(tmp_path / "run", "extra")[0] == ('{"note": "n", "advantage": 0.5}',)
 
 
 def test_plain_with_a_mapping(tmp_path):

@@ -1,6 +1,7 @@
 """The checks and conversions of a record's values that all formats share."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -43,12 +44,26 @@ def as_number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def reward_of(record: Mapping[str, Any], key: str) -> float:
-    """Return the reward at ``key``: a number, or the sum of one number per token; raise ``Broken`` if it is neither."""
+def reward_of(record: Mapping[str, Any], key: str) -> float | None:
+    """Return the reward at ``key``: a number, the sum of one number per token, or None where it is null or NaN.
+
+    Trainers write null or NaN for a response that no reward has judged.
+
+    Raises:
+        Broken: It is anything else, or missing.
+    """
+    if is_unscored(record, key):
+        return None
     scores = record.get(key)
     if isinstance(scores, list) and pack(scores) is not None and (given := [one for one in scores if one is not None]):
         return float(sum(given))
     return number_of(record, key)
+
+
+def is_unscored(record: Mapping[str, Any], key: str) -> bool:
+    """Return whether a record says that it has no reward: the value is null or NaN."""
+    value = record.get(key, 0.0)
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parts_of(values: Mapping[str, Any], place: Origin, without: Iterable[str] = ()) -> dict[str, float]:

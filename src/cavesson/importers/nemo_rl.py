@@ -31,7 +31,7 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         raise Broken("the step is unknown, because the file name does not begin with train_data_step or val_data_step")
     flat = {key: _only(value) for key, value in record.items()}
     reward = flat.get("rewards")
-    if not is_number(reward):
+    if reward is not None and not is_number(reward):
         raise Broken(f"'rewards' is {excerpt(reward)}, expected a number")
     tokens, used, prompt_ids, spans = _tokens(flat)
     row: dict[str, Any] = {"reward": reward, "split": "train" if name[1] == "train" else "eval"}

@@ -97,7 +97,8 @@ def _rollout(
     for name, ids in _IDS.items():
         if name not in row and ids not in row.keys() | tokens.keys():
             raise Broken(f"{names[name]!r} is missing, expected a text; --map {name}=COLUMN names another column")
-    row["reward"] = reward_of({names["reward"]: values.get("reward")}, names["reward"])
+    scores = {names["reward"]: values.get("reward")} if _has(record, names["reward"]) else {}
+    row["reward"] = reward_of(scores, names["reward"])
     row.setdefault("group", group_of(row["prompt"] if "prompt" in row else to_json(row["prompt_ids"])))
     kept = {name for name in values if name in ("step", *tokens) or _is_kept(name, values, row, tokens)}
     for name in given:

@@ -10,7 +10,7 @@ spelling: 1 is exported as 1.0.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cavesson.importers.fields import group_of, number_of, step_of, text_of, with_rest
+from cavesson.importers.fields import group_of, is_unscored, number_of, step_of, text_of, with_rest
 from cavesson.importers.packing import Values, is_number, is_text, pack_column
 from cavesson.importers.rollout import Format, ImportedRollout, Origin
 from cavesson.record.schema import TOKEN_COLUMNS
@@ -39,13 +39,13 @@ _OPTIONAL: dict[str, _Check] = {"ref_response": is_text, "ref_reward": is_number
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one line."""
     row: dict[str, Any] = {"prompt": text_of(record, "prompt"), "response": text_of(record, "response")}
-    row["reward"] = number_of(record, "reward")
+    row["reward"] = None if is_unscored(record, "reward") else number_of(record, "reward")
     step = step_of(record)
     row |= {key: record[key] for key, fits in _OPTIONAL.items() if key in record and fits(record[key])}
     tokens = _tokens(record)
     used = [*row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
     used += ["step"] if type(record["step"]) is int else []
-    used = [key for key in used if key != "reward" or is_number(record["reward"])]
+    used = [key for key in used if key != "reward" or row["reward"] is None or is_number(record["reward"])]
     row["group"] = group_of(row["prompt"])
     if place.rank is not None:
         row["rank"] = place.rank

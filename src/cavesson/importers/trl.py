@@ -37,18 +37,20 @@ def _rollout(record: dict[str, Any], place: Origin) -> ImportedRollout:
     return ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0)
 
 
-def _sum(record: dict[str, Any], parts: dict[str, float]) -> float:
-    """Return the unweighted sum of the columns of reward functions.
+def _sum(record: dict[str, Any], parts: dict[str, float]) -> float | None:
+    """Return the unweighted sum of the columns of reward functions; None if none of them has judged the response.
 
     These hold numbers; columns of other kinds are extra ones, and count only if there are no others.
     """
+    if not parts and any(record[name] is None for name in record.keys() - set(_KNOWN)):
+        return None
     if not parts:
         raise Broken("no reward was measured: there is no number besides step and advantage")
     names = list(record)
     last = names.index("advantages") if "advantages" in names else len(names)
     numbers = [name for name in parts if not isinstance(record[name], bool | str) and names.index(name) < last]
     measured = [parts[name] for name in numbers or parts if not math.isnan(parts[name])]
-    return sum(measured) if measured else math.nan
+    return sum(measured) if measured else None
 
 
 _TEXTS = {"prompt": "prompt", "response": "completion"}
