@@ -12,6 +12,10 @@ from cavesson.data.settings import PromptSettings
 from cavesson.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines"]
+ONLY_USERS = (
+    "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('Only the user asks') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
 ASKED = [{"role": "user", "content": "What is it?"}]
 
 
@@ -170,3 +174,19 @@ def test_every_pass_and_every_seed_has_its_own_order():
     orders = [prompts.order(seed, True).take(40 * number, 40) for seed in (0, 1) for number in range(4)]
     assert len({tuple(order) for order in orders}) == 8
     assert prompts.order(1, True).take(40, 40) == orders[5]
+
+
+def test_a_prompt_that_the_template_cannot_render_is_dropped_and_counted(tmp_path, tokenizer):
+    """One row does not end a run; its columns and its place among the rows go with it."""
+    tool = [{"role": "tool", "content": "4"}]
+    file = written(
+        tmp_path, *({"prompt": prompt, "level": n} for n, prompt in enumerate([ASKED, tool, ASKED, "x" * 300]))
+    )
+    prompts = load(file, tokenizer, template=ONLY_USERS, max_prompt_tokens=200)
+    assert len(prompts) == 2 and prompts.columns["level"] == (0, 2)
+    assert (prompts.dropped, prompts.unrendered, prompts.overlong) == ((1, 3), (1,), [3])
+    assert [note for note in prompts.notes if "dropped" in note] == [
+        f"1 × dropped: the chat template cannot render this conversation: Only the user asks (first: {file}: row 2)"
+    ]
+    with pytest.raises(UserError, match="no prompt can be used; 1 × dropped: the chat template cannot render"):
+        load(written(tmp_path, {"prompt": tool}), tokenizer, template=ONLY_USERS)

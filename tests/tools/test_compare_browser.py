@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import t
 
 from cavesson.config import load
+from cavesson.ops.intervals import share_interval
 from cavesson.tools.compare import Comparison, compare, write
 from cavesson.tools.settings import CompareSettings
 
@@ -72,7 +73,9 @@ def test_the_figures_are_those_of_the_responses(page, comparison, tmp_path):
     gains = [two - one for one, two in zip(*rewards, strict=True)]
     wins = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
     assert figures[""] == ["one", "two"]
-    assert figures["lowercase"] == [mean_and_interval(values) for values in rewards]
+    assert all(0 <= value <= 1 for side in rewards for value in side)  # so its interval is that of a share
+    shares = [share_interval(values, range(5)) for values in rewards]
+    assert figures["lowercase"] == [f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})" for one in shares]
     assert figures["difference to the first"] == ["", mean_and_interval(gains)]
     assert figures["win rate over the first"][1].startswith(f"{fmean(wins):.3f} (")
     assert figures["length in tokens"] == [f"{fmean(one['tokens'] for one in side):.1f}" for side in sides]

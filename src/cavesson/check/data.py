@@ -20,13 +20,14 @@ _MAX_REPEATED = 0.05
 def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
     """Check the prompts that a run samples from."""
     rows = len(prompts) + len(prompts.dropped)
-    share = len(prompts.dropped) / rows
-    first = ", ".join(str(row + 1) for row in prompts.dropped[:5])
+    overlong = prompts.overlong
+    share = len(overlong) / rows
+    first = ", ".join(str(row + 1) for row in overlong[:5])
     yield Problem(
         "prompts-dropped",
         "warning",
         "Many prompts are dropped",
-        f"{len(prompts.dropped)} of {rows} are longer than {settings.data.max_prompt_tokens} tokens, the first in rows "
+        f"{len(overlong)} of {rows} are longer than {settings.data.max_prompt_tokens} tokens, the first in rows "
         f"{first}.",
         "raise data.max_prompt_tokens, if the memory allows",
         share,

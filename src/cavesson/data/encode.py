@@ -46,6 +46,8 @@ class PromptLine(NamedTuple):
 
     text: Written
     ids: tuple[int, ...]
+    problem: str | None = None
+    """why the chat template cannot render the conversation, which then has neither text nor ids"""
 
 
 class Line(NamedTuple):
@@ -188,13 +190,18 @@ class Encoder:
         return end is not None and Around.of(self.chat.tokenizer).end[-1:] == (end,)
 
     def _chat_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
-        texts = []
-        for one in asked:
+        lines: dict[int, PromptLine] = {}
+        texts: dict[int, _Text] = {}
+        for number, one in enumerate(asked):
             with _at(one.place):
-                turns = self.chat.opened(_turns(one.prompt))
-                texts.append(_Text(one.place, self.chat.render(turns, one.tools, answer=True)))
-        encoded = self._chat_ids(texts)
-        return [PromptLine(text, tuple(one.ids)) for (_, text), one in zip(texts, encoded, strict=True)]
+                try:
+                    turns = self.chat.opened(_turns(one.prompt))
+                    texts[number] = _Text(one.place, self.chat.render(turns, one.tools, answer=True))
+                except Unrenderable as error:
+                    lines[number] = PromptLine(Written(""), (), str(error))
+        for (number, (_, text)), encoded in zip(texts.items(), self._chat_ids([*texts.values()]), strict=True):
+            lines[number] = PromptLine(text, tuple(encoded.ids))
+        return [lines[number] for number in range(len(asked))]
 
     def _chat_lines(self, asked: Sequence[Asked]) -> list[Learned]:
         found = [self._written(one) for one in asked]

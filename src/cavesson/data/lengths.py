@@ -67,7 +67,13 @@ def count_tokens(
     asked = (asked_of(row, f"{settings.path or 'the data'}: row {number}") for number, row in enumerate(rows, start=1))
     encoder = Encoder(Chat.of(settings, tokenizer))
     if isinstance(rows[0], Prompt):
-        return {"prompt": np.array([len(prompt.ids) for prompt in encoder.prompts(asked)])}
+        prompts = [*encoder.prompts(asked)]
+        for number, prompt in enumerate(prompts, start=1):
+            notes.add_all([f"dropped: {prompt.problem}"] if prompt.problem else [], f"row {number}")
+        lengths = [len(prompt.ids) for prompt in prompts if prompt.problem is None]
+        if not lengths:
+            raise UserError("; ".join(["no prompt can be used", *notes.lines()]))
+        return {"prompt": np.array(lengths)}
     names = ("chosen", "rejected") if isinstance(rows[0], Pair) else ("response",)
     groups: list[list[Line]] = []
     for number, (row, learned) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
-from cavesson.data.encode import Encoder, asked_of
+from cavesson.data.encode import Asked, Encoder, PromptLine, asked_of
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
 from cavesson.data.formats import convert
@@ -34,13 +34,15 @@ class PromptSet:
     columns: Mapping[str, tuple[Any, ...]]
     """all columns of the data under their own names, and those that the settings rename under both"""
     dropped: tuple[int, ...]
-    """rows whose prompt was too long, counted from 0 among those that were read"""
+    """rows that are not used, counted from 0 among those that were read"""
     notes: tuple[str, ...] = ()
     """what was skipped while reading, in words"""
     usage: tuple[str, ...] = ()
     """what the columns are used for, in words"""
     messages: tuple[list[dict[str, Any]] | None, ...] = ()
     """the conversations that were rendered, as messages; None for a plain text, and nothing if all are plain texts"""
+    unrendered: tuple[int, ...] = ()
+    """dropped rows whose prompt the chat template cannot render; the others are too long"""
     sources: tuple[tuple[range, float], ...] = ()
     """of a mix the prompts of each source, and its weight"""
     held_out: "PromptSet | None" = None
@@ -48,6 +50,11 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def overlong(self) -> list[int]:
+        """The dropped rows whose prompt is too long."""
+        return sorted(set(self.dropped) - set(self.unrendered))
 
     @cached_property
     def for_rewards(self) -> Mapping[str, Sequence[Any]]:
@@ -247,10 +254,10 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     for one in asked:
         notes.add_all(encoder.remarks(one), one.place)
     lines = list(encoder.prompts(asked))
-    empty = next((one.place for one, line in zip(asked, lines, strict=True) if not line.ids), None)
-    if empty is not None:
-        raise UserError(f"{empty} has an empty prompt; there must be a token to continue from")
-    kept = [row for row, line in enumerate(lines) if len(line.ids) <= max_tokens]
+    readable = _readable(asked, lines, notes)
+    if not readable:
+        raise UserError("; ".join([f"{source}: no prompt can be used", *notes.lines()]))
+    kept = [row for row in readable if len(lines[row].ids) <= max_tokens]
     if not kept:
         raise UserError(f"{source}: every prompt is over {max_tokens} tokens; raise data.max_prompt_tokens")
     messages = [messages_of(asked[row].prompt, chat) for row in kept]
@@ -259,6 +266,21 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
         ids=tuple(lines[row].ids for row in kept),
         columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
         dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
+        unrendered=tuple(sorted(set(range(len(rows))) - set(readable))),
         notes=tuple(notes.lines()),
         messages=tuple(messages) if any(messages) else (),
     )
+
+
+def _readable(asked: Sequence[Asked], lines: Sequence[PromptLine], notes: Notes) -> list[int]:
+    """Return the rows whose prompt the chat template can render, and note the others.
+
+    Raises:
+        UserError: a prompt is empty.
+    """
+    for one, line in zip(asked, lines, strict=True):
+        if line.problem is not None:
+            notes.add(f"dropped: {line.problem}", one.place)
+        elif not line.ids:
+            raise UserError(f"{one.place} has an empty prompt; there must be a token to continue from")
+    return [row for row, line in enumerate(lines) if line.problem is None]

@@ -92,6 +92,8 @@ def encode_row(
     remarks = encoder.remarks(asked)
     if isinstance(row, Prompt):
         (prompt,) = encoder.prompts([asked])
+        if prompt.problem is not None:
+            return [Shown("prompt", (), [])], [*remarks, f"dropped: {prompt.problem}"]
         over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
         shown = Shown("prompt", prompt.ids, ["prompt"] * len(prompt.ids))
         return [shown], remarks + ([over] if len(prompt.ids) > settings.max_prompt_tokens else [])

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from cavesson.data.chat import Chat, read_template
 from cavesson.data.encode import Asked, Encoder
 from cavesson.data.types import Turn
+from cavesson.errors import UserError
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
@@ -68,6 +69,8 @@ class Talk:
         """Print the model's answer while it is sampled, and add the turn and the answer to the conversation."""
         turns = [*self.turns, Turn("user", line)]
         (prompt,) = self.encoder.prompts([Asked("the conversation", tuple(turns))])
+        if prompt.problem is not None:
+            raise UserError(prompt.problem)
         ids = torch.tensor([prompt.ids], device=self.policy.device)
         length = len(prompt.ids)
         model: Any = causal(self.policy.model)

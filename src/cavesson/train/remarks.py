@@ -44,12 +44,12 @@ def ending_remarks(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, sam
 
 def _prompt_remarks(prompts: PromptSet, name: str) -> list[str]:
     """Return notes on prompts, in which `name` is theirs."""
-    dropped, notes = prompts.dropped, list(prompts.notes)
-    if dropped:
-        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
-        count = len(dropped) + len(prompts)
+    overlong, notes = prompts.overlong, list(prompts.notes)
+    if overlong:
+        rows = ", ".join(str(row + 1) for row in overlong[:10]) + (", …" if len(overlong) > 10 else "")
+        count = len(prompts.dropped) + len(prompts)
         notes.append(
-            f"{len(dropped)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
+            f"{len(overlong)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
         )
     return notes
 
