@@ -285,7 +285,7 @@ def _short_gone_since(rows: Rows) -> int | None:
     needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
     severity="error",
     training_only=True,
-    title="Padding is counted in the KL",
+    title="Masked tokens are counted in the KL",
     cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is the value "
     "that results when masked tokens are counted too ({all}).",
     healthy="logged KL − KL of the trained tokens, in nats per response: 0",

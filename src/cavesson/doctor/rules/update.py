@@ -174,7 +174,7 @@ def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offse
     bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low) | alone) & ~flat
     # Missing whitening affects most steps; a problem in only a few steps has another cause.
     first = since(means, bad, 3) if exceeds(data, int(bad.sum()), len(bad), 0.5) else None
-    how = Phrase(": padding was included, or the whitening is missing")
+    how = Phrase(": tokens that are not learned were included, or the whitening is missing")
     if np.mean(alone) > 0.5:
         how = Phrase(", also within each response alone: no response counts for more than another")
     words: Words = {"mean": float(np.median(mean)), "how": how}
