@@ -235,7 +235,8 @@ def test_stars_that_are_none_are_told_in_one_line(tmp_path):
         assert put.status_code == 400 and (folder / "stars.json").read_bytes() == content, "nothing is overwritten"
     (folder / "stars.json").unlink()
     (folder / "stars.json").symlink_to("/dev/zero")
-    assert client.get("/api/runs/0/stars").json() == []
+    answer = client.get("/api/runs/0/stars")
+    assert answer.status_code == 400 and "stars.json is a link that leads out of" in answer.json()["error"]
 
 
 @pytest.mark.sampled(2)

@@ -55,8 +55,8 @@ def test_a_rollout_has_its_row_and_its_siblings(client, folder):
     got = client.get("/api/runs/0/rollouts/3/5").json()
     row, _ = cavesson.record.open(folder).rollout(3, 5)
     for name, value in row.items():
-        if name == "reward_parts":
-            assert got["parts"] == value
+        if name in ("reward_parts", "reward_weights", "reward_reasons"):
+            assert got[name.removeprefix("reward_")] == dict(value or {}), name
         else:
             assert got[name] == value, name
     assert [line["sample"] for line in got["siblings"]] == [4, 5]

@@ -282,8 +282,8 @@ def wait_for(test, seconds=90):
     raise AssertionError("it did not happen")
 
 
-def start_board(*arguments):
-    command = [sys.executable, "-m", "cavesson", "board", *map(str, arguments), "--no-browser", "--no-token"]
+def start_board(*arguments, token=("--no-token",)):
+    command = [sys.executable, "-m", "cavesson", "board", *map(str, arguments), "--no-browser", *token]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -383,7 +383,7 @@ def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
 
 def test_an_open_address_gets_a_token_and_says_so(own):
     port = free_port()
-    process = start_board(own, "--host", "0.0.0.0", "--port", port)
+    process = start_board(own, "--host", "0.0.0.0", "--port", port, token=())
     try:
         address, warning = process.stdout.readline(), process.stdout.readline()
         token = address.split("token=")[1].strip()

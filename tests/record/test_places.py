@@ -65,7 +65,10 @@ def truncate(path: Path) -> None:
             "steps-00000000-0000-0000.parquet is not a complete Parquet",
         ),
         (lambda run: truncate(*run.glob("vocabulary.parquet")), "vocabulary.parquet is not a complete Parquet file"),
-        (lambda run: (run / "attempts" / "0000.json").write_text("{"), "the record in .*run cannot be read: "),
+        (
+            lambda run: (run / "attempts" / "0000.json").write_text("{"),
+            r"0000\.json does not say where an attempt starts: ",
+        ),
     ],
 )
 def test_a_broken_run_is_one_plain_line(place, tmp_path, break_, message):

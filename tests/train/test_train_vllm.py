@@ -283,7 +283,10 @@ def test_importance_weights_are_on_with_another_engine() -> None:
             "vllm.devices has no effect with servers",
         ),
         (["--sampling.engine", "vllm", "--sampling.servers", '["a:1"]'], "'a:1' is not the URL of a server"),
-        (["--sampling.engine", "vllm", "--sampling.servers", '["http://u:p@a"]'], "without a password"),
+        (
+            ["--sampling.engine", "vllm", "--sampling.servers", '["http://u:p@a"]'],
+            "servers.0 has what looks like a password",
+        ),
         (
             ["--sampling.engine", "vllm", "--model.path", "x", "--model.quantization", "nf4", "--model.lora", "{}"],
             "model.quantization has no effect with sampling.engine",
