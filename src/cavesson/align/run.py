@@ -59,7 +59,7 @@ def align(
             console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def run_stage(stages: Sequence[Stage], name: str, accept_changes: bool) -> None:
+def run_stage(stages: Sequence[Stage], name: str, accept_changes: bool = False) -> None:
     """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages.
 
     Raises:
