@@ -34,7 +34,7 @@ def test_the_file_says_what_the_diagnosis_says(tmp_path):
         words = language(name)
         titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
         for one, cause in zip(seen.found[name], diagnosis.causes, strict=True):
-            said = words.texts(cause.rule, cause.reading)
+            said = words.texts(cause.rule, cause.reading, cause.names)
             assert (one.id, one.severity) == (cause.rule.name, cause.severity)
             assert (one.title, one.text, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
             assert one.seen == number(cause.reading.seen)

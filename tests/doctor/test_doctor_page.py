@@ -80,7 +80,7 @@ def test_a_cause_comes_with_its_curve_its_onset_its_healthy_range_and_the_change
     titles = [text for _, text in found.named("span", "severity")]
     assert len(titles) == len(found.named("article")) >= 2
     text = "".join(found.texts)
-    assert "Too many tokens are clipped" in text and "lower optimizer.learning_rate or update.epochs" in text
+    assert "Too many tokens are clipped" in text and "lower learning rate or passes per batch" in text
     assert "since step 10" in [text for _, text in found.named("text", "onset")]
     assert len(found.named("svg")) == len(found.named("polyline")) >= 2
 

@@ -131,8 +131,17 @@ def test_a_small_surprise_does_not_matter_however_certain_it_is(gap, sick, tmp_p
     assert found.sick == sick and found.seen == pytest.approx(gap, abs=1e-3)  # columns are rounded
 
 
+def short_unmeasured(made: Made) -> None:
+    short(made)
+    del made.tokens["sampler_logprob"]
+
+
 def ban(made: Made, least: int = 10) -> None:
-    """No response ends before a length; after it, six of ten that are left end with every token."""
+    """No response ends before a length; after it, six of ten that are left end with every token.
+
+    The sampler's log-probabilities, which would show a ban, are not recorded.
+    """
+    del made.tokens["sampler_logprob"]
     del made.info["config"]["sampling"]["min_new_tokens"]
     length = np.minimum(least - 1 + np.random.default_rng(4).geometric(0.6, made.mask.shape[:2]), LENGTH)
     made.tokens["mask"] = np.arange(LENGTH) < length[..., None]
@@ -149,14 +158,14 @@ def learned(made: Made) -> None:
 
 
 def test_a_ban_on_early_ends_that_begins_late_is_found_where_it_began(tmp_path):
-    data = late(ban, begun(tmp_path / "begun", "ppo", short), tmp_path / "run")
+    data = late(ban, begun(tmp_path / "begun", "ppo", short_unmeasured), tmp_path / "run")
     (found,) = diagnose(data, [BY_NAME["end-forbidden"]]).findings
     assert found.reading.since == BEFORE and found.reading.between == (BEFORE, BEFORE)
     assert found.reading.words["least"] == 10
 
 
 def test_a_policy_that_learns_to_write_more_is_not_forbidden_to_end(tmp_path):
-    data = late(learned, begun(tmp_path / "begun", "ppo", short), tmp_path / "run")
+    data = late(learned, begun(tmp_path / "begun", "ppo", short_unmeasured), tmp_path / "run")
     assert diagnose(data, [BY_NAME["end-forbidden"]]).findings == ()
 
 

@@ -17,26 +17,27 @@ from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.report import page, show, write
 from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
 
-PROMPT = "Why?"
+PROMPTS = [a + b + c + "?" for a in "abcde" for b in "abcde" for c in "abcde"]
 TOKENIZER = tiny_tokenizer()
 
 
-def tokens(response: str) -> Tokens:
-    ids = (*TOKENIZER(PROMPT + response)["input_ids"], TOKENIZER.eos_token_id)  # one for each byte
-    return Tokens(ids, tuple(i >= len(PROMPT) for i in range(len(ids))))
+def tokens(prompt: str, response: str) -> Tokens:
+    ids = (*TOKENIZER(prompt + response)["input_ids"], TOKENIZER.eos_token_id)  # one for each byte
+    return Tokens(ids, tuple(i >= len(prompt) for i in range(len(ids))))
 
 
-def pair(chosen: str | int, rejected: str | int, margin: float | None = None) -> PairTokens:
+def pair(chosen: str | int, rejected: str | int, margin: float | None = None, prompt: str = "Why?") -> PairTokens:
     """Two responses, or two lengths of responses."""
     texts = [said if isinstance(said, str) else "x" * said for said in (chosen, rejected)]
-    return PairTokens(tokens(texts[0]), tokens(texts[1]), margin)
+    return PairTokens(tokens(prompt, texts[0]), tokens(prompt, texts[1]), margin)
 
 
 def scored(*rows: tuple[float, float], lengths: list[tuple[int, int]] | None = None) -> ScoredPairs:
-    """Pairs of these rewards and lengths, of equal lengths if none are given."""
+    """Pairs of these rewards and lengths, of equal lengths if none are given; each has its own prompt."""
     lengths = lengths or [(3, 3)] * len(rows)
     chosen, rejected = np.array(rows, dtype=float).T
-    return ScoredPairs([pair(*both) for both in lengths], chosen, rejected)
+    pairs = [pair(*both, prompt=prompt) for both, prompt in zip(lengths, PROMPTS, strict=False)]
+    return ScoredPairs(pairs, chosen, rejected)
 
 
 def right(chosen: float, rejected: float) -> float:

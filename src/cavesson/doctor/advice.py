@@ -25,8 +25,8 @@ PLAIN = {
     "kl.target": Phrase("KL target"),
     "optimizer.learning_rate": Phrase("learning rate"),
     "ppo.entropy_coef": Phrase("entropy coefficient"),
-    "ppo.gamma": Phrase("γ"),
-    "ppo.lam": Phrase("λ"),
+    "ppo.gamma": "γ",
+    "ppo.lam": "λ",
     "ppo.value_clip": Phrase("value clip range"),
     "ppo.value_coef": Phrase("value coefficient"),
     "reference.kind": Phrase("kind of reference"),
@@ -35,8 +35,8 @@ PLAIN = {
     "sampling.max_new_tokens": Phrase("maximum response length"),
     "sampling.min_new_tokens": Phrase("minimum response length"),
     "sampling.temperature": Phrase("temperature"),
-    "sampling.top_k": Phrase("top-k"),
-    "sampling.top_p": Phrase("top-p"),
+    "sampling.top_k": "top-k",
+    "sampling.top_p": "top-p",
     "shaping.clip": Phrase("reward clipping"),
     "shaping.missing_eos_penalty": Phrase("penalty for missing ends"),
     "shaping.scale": Phrase("reward scaling"),
@@ -45,7 +45,7 @@ PLAIN = {
     "update.max_grad_norm": Phrase("gradient clipping"),
     "update.target_policy_kl": Phrase("KL at which a step ends"),
 }
-"""Plain words for each setting that a fix names."""
+"""Plain words for each setting that a fix names; symbols and the names of samplers are the same in all languages."""
 SETTING = re.compile(r'([a-z_]+(?:\.[a-z_]+)+)(?: = ("[^"]*"|[a-z]+|\d+(?:\.\d+)?))?')
 """A setting, perhaps with a value."""
 _CLAUSE = re.compile(r"\[([^\]]*)\]")
@@ -53,7 +53,11 @@ _VALUES = re.compile(r'("?[\w.-]+"?) → ("?[\w.-]+"?)')
 _NOTE = re.compile(r" \([^()]*→[^()]*\)")
 
 Names = Mapping[str, str]
-"""Setting → what it is called; a ``Phrase`` is translated. A setting that would have no effect is not in it."""
+"""Setting → what it is called; a ``Phrase`` is translated. A setting that the run lacks is not in it."""
+
+
+class Kept(str):
+    """What a setting is called that has the value of the fix already."""
 
 
 def names_for(info: Mapping[str, Any], fix: str) -> dict[str, str]:
@@ -77,21 +81,22 @@ def names_for(info: Mapping[str, Any], fix: str) -> dict[str, str]:
 
 
 def _own(config: Mapping[str, Any], algorithm: str, setting: str, value: str) -> str | None:
-    """Return the setting, or the one of the same name of the run's own algorithm; None if it changes nothing."""
+    """Return the setting, or the one of the same name of the run's own algorithm; None if the run lacks it."""
     group, _, last = setting.partition(".")
     group = algorithm if group in ALGORITHMS else group
     values = config.get(group)
     if isinstance(values, list):
         return setting
-    if not isinstance(values, dict) or last not in values or str(values[last]) == value.strip('"'):
+    if not isinstance(values, dict) or last not in values:
         return None
-    return f"{group}.{last}"
+    name = f"{group}.{last}"
+    return Kept(name) if str(values[last]) == value.strip('"') else name
 
 
 def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
     """Return a fix with the names that the run has for its settings.
 
-    A clause in square brackets is left out if the run lacks one of its settings.
+    A clause in square brackets is left out if the run lacks one of its settings or has its value already.
 
     Args:
         fix: The text, in any language.
@@ -100,8 +105,9 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
     """
 
     def clause(found: re.Match[str]) -> str:
-        known = names is None or all(setting in names for setting, _ in SETTING.findall(found[1]))
-        return found[1] if known else ""
+        settings = [setting for setting, _ in SETTING.findall(found[1])]
+        useful = names is None or all(one in names and not isinstance(names[one], Kept) for one in settings)
+        return found[1] if useful else ""
 
     def called(found: re.Match[str]) -> str:
         setting, value = str(found[1]), found[2]
