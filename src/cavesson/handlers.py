@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import current_thread, main_thread
+from threading import current_thread, local, main_thread
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,8 @@ _PROGRAM = (
 )
 _FIRST: dict[int, Any] = {}
 """What handles each signal that is handled now, without any of our handlers."""
+_MASK = local()
+"""The signals that a thread blocks, while it forks."""
 
 
 @contextmanager
@@ -47,15 +49,28 @@ def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
             _FIRST.pop(number, None)  # a forked process has none
 
 
+def _hold() -> None:
+    """Hold back the signals that have our handlers while a thread forks.
+
+    Python drops those that reach a forked process before `_begin_child`, and whoever ends the process would wait.
+    """
+    _MASK.before = signal.pthread_sigmask(signal.SIG_BLOCK, _FIRST)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK.before)
+
+
 def _begin_child() -> None:
     """Let a forked process handle signals as its parent does without our handlers."""
     for number, first in _FIRST.items():
         signal.signal(number, first)
     _FIRST.clear()
+    _let_through()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_begin_child)
+    os.register_at_fork(before=_hold, after_in_parent=_let_through, after_in_child=_begin_child)
 
 
 @contextmanager

@@ -176,6 +176,24 @@ def test_a_forked_process_has_the_handlers_from_before_ours(place: str) -> None:
     assert (ends, seen) == ([-signal.SIGTERM], [2])
 
 
+def test_a_signal_right_after_a_fork_is_not_lost() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ends: list[int] = []
+    try:
+        with handling(lambda *_: None, signal.SIGTERM):
+            for _ in range(20):
+                number = os.fork()
+                if not number:
+                    time.sleep(0.2)
+                    os._exit(7)
+                os.kill(number, signal.SIGTERM)
+                ends.append(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
+            assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ends == [-signal.SIGTERM] * 20
+
+
 @pytest.mark.parametrize(("ending", "code"), [("return", 0), ("sys.exit()", 0), ("sys.exit(3)", 1), ("1 / 0", 1)])
 def test_a_forked_process_never_returns_from_a_reward(tmp_path: Path, ending: str, code: int) -> None:
     process, ends = os.getpid(), []
