@@ -49,8 +49,9 @@ def test_a_step_is_the_same_as_without_them(tmp_path: Path, case: str) -> None:
     whole = tiny_run(name, tmp_path / "whole", **changes).run(quiet)
     less = without(tiny_run(name, tmp_path / "less", **changes)).run(quiet)
     assert farthest(weights(whole.policy), weights(less.policy)) == 0
-    shares = [metrics.pop("reward/unscored", 0.0) for metrics in whole.metrics]
+    shares = [metrics.pop("reward/unscored") for metrics in whole.metrics]
     assert all(0 < share < 1 for share in shares)
+    assert not any(metrics.pop("reward/unscored") for metrics in less.metrics)
     assert [timeless(one) for one in whole.metrics] == [timeless(one) for one in less.metrics]
     run = cavesson.open(tmp_path / "whole")
     rows = [row for row in run.rows().to_pylist() if row["step"] == 0]

@@ -52,7 +52,7 @@ class HeldOut:
     def metrics(self, rollouts: Rollouts, processes: Processes) -> dict[str, float]:
         """Return the means over all responses, with their standard errors if there are several.
 
-        Responses that no reward judges count in none but the share of them, which is given if there are any.
+        Responses that no reward judges count in none but the share of them.
 
         All processes must call this together, with their scored responses.
         """
@@ -63,8 +63,7 @@ class HeldOut:
         if self.before is not None:
             columns["gap"] = batch["reward"] - self.before["reward"]
         is_scored = processes.rows(rollouts.is_scored)
-        unscored = float((~is_scored).float().mean())
-        metrics = {"evaluation/unscored": unscored} if unscored else {}
+        metrics = {"evaluation/unscored": float((~is_scored).float().mean())}
         for name, column in columns.items():
             values = processes.rows(column.double())
             values = values[is_scored & ~values.isnan()]

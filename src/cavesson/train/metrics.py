@@ -50,9 +50,8 @@ def staleness_metrics(rollouts: Rollouts, step: int, processes: Processes) -> di
 
 
 def unscored_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
-    """Return the share of a step's responses that no reward judges, if there are any."""
-    share = 1 - _mean(rollouts.is_scored.double(), processes)
-    return {"reward/unscored": share} if share else {}
+    """Return the share of a step's responses that no reward judges."""
+    return {"reward/unscored": 1 - _mean(rollouts.is_scored.double(), processes)}
 
 
 def rollout_metrics(
