@@ -42,7 +42,9 @@ export function Facts({ rollout }: { rollout: Rollout }) {
   const facts: [string, unknown][] = Object.entries(rollout).filter(
     ([name, value]) => !ELSEWHERE.has(name) && !name.endsWith("_truncated") && value !== null,
   );
-  const all = [...facts, ...(parts.length > 1 ? parts : []), ...reasons];
+  // A single part with weight 1 is the reward itself.
+  const differ = parts.length > 1 || Object.values(rollout.weights ?? {}).some((weight) => weight !== 1);
+  const all = [...facts, ...(differ ? parts : []), ...reasons];
   return <FactList facts={all.map(([name, value]) => [name, shown(name, value)])} />;
 }
 
