@@ -6,6 +6,7 @@ does not write is not there. Held-out rollouts, which verl and TRL keep elsewher
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -75,8 +76,14 @@ def _advantages(run: Run) -> dict[tuple[int, int], float]:
     return dict(zip(keys, tokens["advantage"].to_pylist(), strict=True))
 
 
+def write_board(run: Path, out: Path) -> None:
+    """Export a run to RL Logging Board, without the responses to held-out prompts, which would count as trained on."""
+    EXPORTERS["rl-logging-board"](run, out)
+    rmtree(out / "held-out", ignore_errors=True)
+
+
 WRITERS: dict[str, Callable[[Path, Path], Any]] = {
-    "rl-logging-board": EXPORTERS["rl-logging-board"],
+    "rl-logging-board": write_board,
     "verl": write_verl,
     "trl": write_trl,
 }

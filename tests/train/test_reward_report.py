@@ -203,9 +203,9 @@ def test_a_taste_for_length_is_told(longer, shorter, liked):
 
 
 def test_too_sure_a_model_is_told():
-    # The interval of 80 of 100 ends at 0.866; σ(1.9) = 0.870 and σ(1.8) = 0.858
-    assert told(scored(*[(1.9 * c, 1.9 * r) for c, r in GOOD], lengths=EVEN)) == ["it is overconfident:"]
-    assert told(scored(*[(1.8 * c, 1.8 * r) for c, r in GOOD], lengths=EVEN)) == []
+    # The interval of Clopper and Pearson of 80 of 100 ends at 0.873; σ(2) = 0.881 and σ(1.9) = 0.870
+    assert told(scored(*[(2 * c, 2 * r) for c, r in GOOD], lengths=EVEN)) == ["it is overconfident:"]
+    assert told(scored(*[(1.9 * c, 1.9 * r) for c, r in GOOD], lengths=EVEN)) == []
 
 
 def test_prompts_that_decide_are_told():
