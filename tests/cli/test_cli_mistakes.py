@@ -210,8 +210,8 @@ def test_resuming_a_run_whose_settings_nobody_knows_any_more(folder: Path) -> No
 
 
 OTHERS = {
-    "show no run": (["show", "nowhere"], ["nowhere", "run.json"]),
-    "export no run": (["export", "nowhere", "out"], ["nowhere", "run.json"]),
+    "show no run": (["show", "nowhere"], ["nowhere is not a run folder: it does not exist"]),
+    "export no run": (["export", "nowhere", "out"], ["nowhere is not a run folder: it does not exist"]),
     "import nothing": (["import", "nowhere", "new"], ["nowhere"]),
     "export in no format": (["export", "nowhere", "out", "--format", "cuneiform"], ["cuneiform", "rl-logging-board"]),
     "import from no format": (["import", ".", "new", "--format", "cuneiform"], ["cuneiform", "rl-logging-board"]),

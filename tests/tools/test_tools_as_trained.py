@@ -59,13 +59,12 @@ def prompts_of(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", ["run", "run/model"])
-def test_settings_are_those_of_the_run(folder: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_those_of_the_run(folder: Path, place: str) -> None:
     name = str(folder / place)
-    found = as_trained(name, load(GenerateSettings, None, prompts_of(folder)), trained_by(name))
+    found, line = as_trained(name, load(GenerateSettings, None, prompts_of(folder)), trained_by(name))
     assert (found.data.chat, found.data.system, found.data.max_prompt_tokens) == (True, "Be short.", 60)
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (5, 0.5)
     assert found.sampling.stop == ("q", "\n")
-    (line,) = (one for one in capsys.readouterr().err.splitlines() if "prompts are" in one)
     assert line.startswith(f"{name}: prompts are conversations, as in {folder / 'run'}; ")
     for part in (
         'data.system "Be short."',
@@ -88,11 +87,11 @@ def test_flags_override(folder: Path) -> None:
         "false",
     )
     name = str(folder / "run")
-    found = as_trained(name, load(GenerateSettings, None, prompts_of(folder, *flags)), trained_by(name))
+    found, _ = as_trained(name, load(GenerateSettings, None, prompts_of(folder, *flags)), trained_by(name))
     assert (found.data.chat, found.data.system, found.data.max_prompt_tokens) == (False, "Sing.", 60)
     assert (found.sampling.max_new_tokens, found.sampling.temperature, found.sampling.stop) == (9, 0.5, ())
     greedy = load(GenerateSettings, None, prompts_of(folder, "--sampling.temperature", "0"))
-    assert as_trained(name, greedy, trained_by(name)).sampling.temperature == 0
+    assert as_trained(name, greedy, trained_by(name))[0].sampling.temperature == 0
 
 
 def test_every_tool_that_samples_renders_the_prompts_of_a_run(folder: Path) -> None:

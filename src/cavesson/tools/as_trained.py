@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 from cavesson.config import Settings
 from cavesson.config_paths import expanded
 from cavesson.data.view import has_conversations
-from cavesson.errors import print_error
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
@@ -75,8 +74,8 @@ def trained_by(model: str) -> TrainedBy | None:
 
 def as_trained(
     model: str, settings: R, run: TrainedBy | None, sampled: TrainedBy | None = None, *, raw: bool = False
-) -> R:
-    """Fill settings that were not given with those of the run that trained the model, and print which.
+) -> tuple[R, str]:
+    """Fill settings that were not given with those of the run that trained the model.
 
     Args:
         model: name, to print.
@@ -84,30 +83,36 @@ def as_trained(
         run: says how prompts are read, and at which texts and tokens responses end; None if there is none.
         sampled: another run, which says how responses are sampled otherwise, so that models are compared alike.
         raw: read prompts as plain text in any case.
+
+    Returns:
+        The settings, and a line that says which were taken over. Print it when the model and the data are known to be
+        right, so that a mistake is said alone.
     """
     if run is None:
         chat = "conversations" if settings.data.chat else "plain text"
-        print_error(f"{model} is not a run: prompts are {chat}, and all settings are the defaults or from flags")
-        return settings
+        return settings, f"{model} is not a run: prompts are {chat}, and all settings are the defaults or from flags"
     data = {} if raw else run.data()
     sampling = _fitting(_given(settings, "sampling"), (sampled or run).sampling()) | run.ends()
     now = _filled(settings, {"data": data, "sampling": sampling, "text": data})
-    _say(model, run, now.data.chat, _taken(settings, "data", data) | _taken(settings, "sampling", sampling))
-    return now
+    taken = _taken(settings, "data", data) | _taken(settings, "sampling", sampling)
+    return now, _line(model, run, now.data.chat, taken)
 
 
-def talk_as_trained(model: str, settings: TalkSettings, run: TrainedBy | None) -> TalkSettings:
-    """Fill the system message of a conversation, the template's options, and where answers end; as in `as_trained`."""
+def talk_as_trained(model: str, settings: TalkSettings, run: TrainedBy | None) -> tuple[TalkSettings, str | None]:
+    """Fill the system message of a conversation, the template's options, and where answers end; as in `as_trained`.
+
+    The line is None if there is no run.
+    """
     if run is None:
-        return settings
+        return settings, None
     ends, trained = run.ends(), run.data()
     own = {
         name: trained[name]
         for name in ("system", "template_options")
         if trained.get(name) and name not in settings.model_fields_set
     }
-    _say(model, run, True, own | _taken(settings, "sampling", ends))
-    return _filled(settings, {"sampling": ends}).model_copy(update=own)
+    now = _filled(settings, {"sampling": ends}).model_copy(update=own)
+    return now, _line(model, run, True, own | _taken(settings, "sampling", ends))
 
 
 def _filled(settings: S, found: Mapping[str, Mapping[str, Any]]) -> S:
@@ -152,11 +157,11 @@ def _taken(settings: Settings, name: str, found: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _say(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -> None:
+def _line(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -> str:
     whose = f"as in {run.folder}" + ("" if run.is_own else ", which it is compared with")
     values = [f"{name} {json.dumps(_short(value), ensure_ascii=False)}" for name, value in taken.items()]
     texts = "conversations" if is_chat else "plain text"
-    print_error("; ".join([f"{model}: prompts are {texts}, {whose}", *values, "flags override"]))
+    return "; ".join([f"{model}: prompts are {texts}, {whose}", *values, "flags override"])
 
 
 def _short(value: Any) -> Any:

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 from cavesson.data.chat import Chat, read_template
 from cavesson.data.encode import Asked, Encoder
 from cavesson.data.types import Turn
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
@@ -30,9 +30,11 @@ def chat(model: str, settings: TalkSettings) -> None:
     Raises:
         UserError: there is no model, or no chat template.
     """
-    settings = talk_as_trained(model, settings, trained_by(model))
+    settings, line = talk_as_trained(model, settings, trained_by(model))
     policy, tokenizer = load_policy(model, settings)
     talk = Talk(policy, tokenizer, settings)
+    if line is not None:
+        print_error(line)
     if sys.stdin.isatty():
         print("/reset starts a new conversation; /quit, Ctrl-C or Ctrl-D exits")
     try:

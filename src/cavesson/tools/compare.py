@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.data.prompts import PromptSet, load_prompts
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.ops.intervals import Interval, mean_interval, share_interval
@@ -27,7 +27,7 @@ from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
 from cavesson.tools.as_trained import as_trained, trained_by
-from cavesson.tools.generate import Response, load_policy, responses, told
+from cavesson.tools.generate import Response, load_policy, responses, tell
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
 
@@ -99,15 +99,17 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
-    each = _as_trained(models, settings)
+    each, lines = _as_trained(models, settings)
     starts = [StartSettings(path=model, gguf_file=settings.gguf_file) for model in models]
     sets = [load_prompts(one.data, load_start_tokenizer(start)) for one, start in zip(each, starts, strict=True)]
-    told(sets[0])
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
     if settings.rewards:
         check_scorers(settings, settings.device, sets[0])
+    for line in lines:
+        print_error(line)
+    tell(sets[0])
     answers = [_answers(*one) for one in zip(models, sets, indices, each, strict=True)]
     scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
     comparison = Comparison(
@@ -175,15 +177,16 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _as_trained(models: Sequence[str], settings: CompareSettings) -> list[CompareSettings]:
-    """Return the settings for each model: those of its run, or of the first run among the models if it has none.
+def _as_trained(models: Sequence[str], settings: CompareSettings) -> tuple[list[CompareSettings], list[str]]:
+    """Return the settings for each model, of its run or else of the first run among the models, and lines to print.
 
     How responses are sampled, other than where they end, is the same for all models.
     """
     runs = [trained_by(model) for model in models]
     first = next((run for run in runs if run is not None), None)
     other = None if first is None else first._replace(is_own=False)
-    return [as_trained(model, settings, run or other, first) for model, run in zip(models, runs, strict=True)]
+    each = [as_trained(model, settings, run or other, first) for model, run in zip(models, runs, strict=True)]
+    return [one for one, _ in each], [line for _, line in each]
 
 
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:

@@ -6,12 +6,13 @@ from typing import Any
 
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import load_prompts
+from cavesson.errors import print_error
 from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
 from cavesson.tools.as_trained import as_trained, trained_by
-from cavesson.tools.generate import load_policy, responses, told
+from cavesson.tools.generate import load_policy, responses, tell
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import EvaluateSettings
@@ -50,15 +51,17 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     """
     if settings.out is not None:
         check_new(settings.out)
-    settings = as_trained(model, settings, trained_by(model))
+    settings, line = as_trained(model, settings, trained_by(model))
     policy, tokenizer = load_policy(model, settings)
-    prompts = told(load_prompts(settings.data, tokenizer)) if settings.data.path or settings.data.mix else None
+    prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
     if prompts is not None:
         check_scorers(settings, settings.device, prompts)
-    likelihood = None
-    if settings.text.path or settings.text.mix:
-        documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
-        likelihood = measure(policy, documents, settings.text, settings.batch_size)
+    has_text = bool(settings.text.path or settings.text.mix)
+    documents = read_documents(settings.text, Chat.of(settings.text, tokenizer)) if has_text else []
+    print_error(line)
+    if prompts is not None:
+        tell(prompts)
+    likelihood = measure(policy, documents, settings.text, settings.batch_size) if has_text else None
     rewards: dict[str, Interval] = {}
     answers: list[dict[str, Any]] = []
     if prompts is not None:

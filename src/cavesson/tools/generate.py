@@ -96,11 +96,10 @@ def responses(
             yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns, messages)
 
 
-def told(prompts: PromptSet) -> PromptSet:
-    """Print what the columns of prompts are used for and what was skipped, and return the prompts."""
+def tell(prompts: PromptSet) -> None:
+    """Print what the columns of prompts are used for, and what was skipped."""
     for line in (*prompts.usage, *prompts.notes):
         print_error(visible(line))
-    return prompts
 
 
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
@@ -109,12 +108,14 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     Raises:
         UserError: there is no such model, or no prompt.
     """
-    settings = as_trained(model, settings, trained_by(model), raw=settings.raw)
+    settings, line = as_trained(model, settings, trained_by(model), raw=settings.raw)
     policy, tokenizer = load_policy(model, settings)
     prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
     if taken:
         raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")
+    print_error(line)
+    tell(prompts)
     for one in responses(policy, tokenizer, prompts, settings):
         sampled = {"prompt": one.prompt, "response": one.response, "finish_reason": one.finish_reason}
         yield sampled | {name: value for name, value in one.columns.items() if name != "prompt"}
@@ -170,4 +171,4 @@ def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> 
         raise UserError('give either --prompt "…" or --data.path FILE')
     if given:
         return tokenize(given, tokenizer, settings.data.max_prompt_tokens, chat=Chat.of(settings.data, tokenizer))
-    return told(load_prompts(settings.data, tokenizer))
+    return load_prompts(settings.data, tokenizer)
