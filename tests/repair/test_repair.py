@@ -27,7 +27,8 @@ from cavesson.repair import verify
 from cavesson.repair.fork import ending, fork
 from cavesson.repair.plan import Plan, check_run, new_plan
 from cavesson.train.checkpoint import between_steps
-from cavesson.train.run import resume
+from cavesson.train.resuming import settings_of
+from cavesson.train.run import resume, train
 
 # Sampling from three tokens, which scoring knows nothing of: the doctor finds it from the first step on.
 RECIPE = """
@@ -322,7 +323,7 @@ def test_a_fork_that_was_interrupted_still_ends_where_it_should_or_at_other_step
         raise KeyboardInterrupt
     resume(place / "fork", "ppo")
     assert between_steps(place / "fork")[-1] == 5 and run_info(place / "fork")["steps"] == 8
-    resume(place / "fork", "ppo", ["--steps", "6"])
+    train(settings_of(place / "fork", "ppo", ["--steps", "6"]), resume=True)
     assert between_steps(place / "fork")[-1] == 6 and "end" not in run_info(place / "fork")["fork"]
 
 
