@@ -155,12 +155,12 @@ def test_no_text_of_a_message_is_mistaken_for_a_token_of_the_template(template, 
     chat = Chat(BPE, template)
     text, plain = chat.render((ASK, other)), chat.render((ASK, harmless))
     assert [text[start:end] for start, end in text.control] == [plain[start:end] for start, end in plain.control]
-    ((_, ids),) = Encoder(chat).prompts([Asked("here", (ASK, other))])
+    (line,) = Encoder(chat).prompts([Asked("here", (ASK, other))])
     asked = chat.render((ASK, other), answer=True)
-    assert [one for one in ids if one in BPE.convert_tokens_to_ids(SPECIAL)] == BPE.convert_tokens_to_ids(
+    assert [one for one in line.ids if one in BPE.convert_tokens_to_ids(SPECIAL)] == BPE.convert_tokens_to_ids(
         [asked[start:end] for start, end in asked.control]
     )
-    assert BPE.decode(ids) == asked
+    assert BPE.decode(line.ids) == asked
 
 
 def test_options_reach_the_template_everywhere():

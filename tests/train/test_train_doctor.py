@@ -35,7 +35,7 @@ def test_a_finding_is_told_once_with_its_cause_and_the_way_out(tmp_path, capfd):
     assert "(top_k = 3)" in lines[0] and lines[0].endswith("Change: sampling.top_k = 0 and sampling.top_p = 1.0")
     assert latest(tmp_path / "run").step == WATCHED["steps"]
     last = verdict(DoctorSettings(), tmp_path / "run")
-    assert any(line.startswith("doctor   error filtered-sampling since step 0: Responses are sampled") for line in last)
+    assert any(line.startswith("         error filtered-sampling since step 0: Responses are sampled") for line in last)
     assert str(tmp_path / "run") in last[-1]
 
 
