@@ -1,6 +1,7 @@
 """Fingerprints of rewards: what changes a number changes them, what does not leaves them as they were."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,27 @@ def test_lambdas_and_objects_are_told_apart_by_their_numbers() -> None:
     assert of_function(Scaled(1.0).__call__) != of_function(Scaled(2.0).__call__)
     one, two = [lambda p, r: [1.0] * len(r), lambda p, r: [2.0] * len(r)]
     assert of_function(one) != of_function(two)
+
+
+def test_a_module_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("raise RuntimeError\n")
+    file = tmp_path / "broken_package" / "inner.py"
+
+    def now() -> dict[str, str]:
+        return settings_fingerprints([RewardSettings(use="broken_package.inner:polite")])
+
+    file.write_text(SOURCE)
+    before = now()
+    file.write_text(SOURCE.replace("LIMIT = 3", "LIMIT = 4"))
+    assert list(before) == ["polite"] and now() != before
+    # Whoever loads the reward says that it is not there.
+    assert settings_fingerprints([RewardSettings(use="no_such_package.inner:polite")]) == {}
+
+
+def test_arguments_that_are_bound_to_a_function_count() -> None:
+    polite = defined(SOURCE)
+    one, same, other = (of_function(partial(polite, limit=limit)) for limit in (1, 1, 2))
+    assert one == same != other
+    assert of_function(partial(defined(SOURCE.replace("LIMIT = 3", "LIMIT = 4")), limit=1)) != one

@@ -51,11 +51,7 @@ def arguments(function: Callable[..., Any], name: str, judged: Judged) -> Argume
         return Arguments(texts, named)
     columns = judged.columns
     has = f"; the data has {', '.join(columns)} besides the prompt" if columns else "; the data has no other column"
-    way = (
-        "(prompts=, completions=, completion_ids=, **columns), as by TRL"
-        if is_trl
-        else "(prompts, responses, **columns)"
-    )
+    way = "(prompts=, completions=, completion_ids=, **columns), as by TRL" if is_trl else _OURS
     raise UserCodeError(
         f"the reward {name}{signature}{line_of(function)} {problem}\na reward is called with {way}{has}"
     )

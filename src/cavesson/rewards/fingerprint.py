@@ -9,6 +9,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -58,8 +59,7 @@ def _source_of(use: str) -> Path | None:
         return None
     if place.endswith(".py"):
         return Path(place).resolve()
-    spec = importlib.util.find_spec(place)
-    return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
+    return next((file for file in _files(_folder(place), place.split(".")) if file.is_file()), None)
 
 
 def _texts(file: Path, seen: set[Path]) -> Iterator[str]:
@@ -84,23 +84,28 @@ def _imported(tree: ast.Module, file: Path) -> Iterator[Path]:
                 yield from _files(_root(alias.name), alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
             parts = node.module.split(".") if node.module else []
-            root = file.parents[node.level - 1] if node.level else _root(parts[0])
+            root = file.parents[min(node.level, len(file.parents)) - 1] if node.level else _root(parts[0])
             yield from _files(root, parts)
             for alias in node.names:  # each may be a module of its own
                 yield from _files(root, [*parts, alias.name])
 
 
 def _root(name: str) -> Path | None:
-    """Return the folder from which a module is imported; None if it is installed, built in, or not there."""
+    """Return the folder from which a module of the user is imported; None if it is installed, built in, or missing."""
+    folder = _folder(name)
+    is_installed = folder is not None and any(folder.is_relative_to(root) for root in _INSTALLED)
+    return None if is_installed or name.partition(".")[0] == "cavesson" else folder
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder from which a module is imported; None if it is built in or missing."""
     spec = None
     with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(name.partition(".")[0])
-    if spec is None or not (spec.has_location or spec.submodule_search_locations):
+        spec = importlib.util.find_spec(name.partition(".")[0])  # of a package inside, this would import the package
+    if spec is None:
         return None
-    place = next(iter(spec.submodule_search_locations or [])) if spec.submodule_search_locations else spec.origin
-    folder = Path(str(place)).resolve().parent
-    is_installed = any(folder.is_relative_to(root) for root in _INSTALLED)
-    return None if is_installed or spec.name == "cavesson" else folder
+    place = next(iter(spec.submodule_search_locations or ()), spec.origin if spec.has_location else None)
+    return None if place is None else Path(place).resolve().parent
 
 
 def _files(root: Path | None, parts: Sequence[str]) -> Iterator[Path]:
@@ -132,7 +137,12 @@ def _used(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, type):
         yield _source(value, None)
         for member in vars(value).values():
-            yield from _used(member, seen) if hasattr(member, "__code__") else ()
+            if hasattr(member, "__code__"):
+                yield from _used(member, seen)
+        return
+    if isinstance(value, partial):
+        yield _constants({"": value.args, **value.keywords})
+        yield from _used(value.func, seen)
         return
     function = inspect.unwrap(value) if callable(value) else value
     code = getattr(function, "__code__", None)
