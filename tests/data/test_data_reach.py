@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavesson.data.extra import as_json
-from cavesson.data.reach import names_in, reach
+from cavesson.text.reach import names_in, reach
 
 ROW = {"a": {"b": {"c": 1}, "b.c": 2}, "a.b": 3, "list": [{"x": 4}, 5], "text": '{"x": {"y": 6}}', "null": None}
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from cavesson.data.notes import Notes
 from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError
+from cavesson.text.reach import parsed
 
 MARKS = ("weight", "train", "loss")
 """Fields of a message that say whether its turn is learned."""
@@ -228,13 +229,3 @@ def _as_objects(content: Any) -> Any:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-
-
-def parsed(value: Any) -> Any:
-    """Parse JSON contained in a text; return any other value unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value

@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 from cavesson.data.fields import Fields, Row, Skip
 from cavesson.data.formats import NAMES, convert, recognise
 from cavesson.data.notes import Notes, Reiterable
-from cavesson.data.reach import names_in, reach
 from cavesson.data.settings import ChatSettings, SourceSettings
 from cavesson.data.sources import read
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.data.usage import Usage
 from cavesson.errors import UserError
+from cavesson.text.reach import names_in, reach
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
 T = TypeVar("T")

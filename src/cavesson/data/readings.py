@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from cavesson.data.fields import parsed
 from cavesson.data.types import texts_in
+from cavesson.text.reach import parsed
 
 Message = dict[str, Any]
 _CALLS = ("tool_calls", "function_call")

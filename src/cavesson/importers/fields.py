@@ -9,6 +9,7 @@ from typing import Any
 
 from cavesson.importers.packing import is_number, is_text, pack
 from cavesson.importers.rollout import Broken, Inexact, Origin
+from cavesson.text.reach import reach
 
 MAX_STEP = 2**31 - 1
 _WHOLE = re.compile(r"[0-9]{1,10}(\.0+)?", re.ASCII)
@@ -97,10 +98,8 @@ def _unexpected(record: Mapping[str, Any], key: str, expected: str) -> Broken:
 
 
 def pick(record: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a column; a name such as ``reward_model.ground_truth`` also leads into objects and lists."""
-    if name in record or "." not in name:
-        return record.get(name)
-    return nested(record, *(int(key) if key.isascii() and key.isdecimal() else key for key in name.split(".")))
+    """Return the value of a column, which may be within another, as ``reward_model.ground_truth``; None without one."""
+    return next(iter(reach(record, name)), None)
 
 
 def nested(value: Any, *path: str | int) -> Any:

@@ -1,9 +1,18 @@
 """Columns by name, also those within objects: `reward_model.ground_truth` is that field of the column's object."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cavesson.data.fields import parsed
+
+def parsed(value: Any) -> Any:
+    """Parse JSON contained in a text; return any other value unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):  # no JSON, or too deep for the parser
+        return value
 
 
 def reach(value: Any, path: str) -> list[Any]:
