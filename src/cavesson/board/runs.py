@@ -173,7 +173,8 @@ class OpenRun:
         state = self.snapshot().state
         known, total = state.text_rows if texts else state.rows, max(state.rows, state.recorded)
         if state.cursor is None and not total and self.record.info:
-            total = self.cache.get("recorded", (), lambda: self.record.rows(["step"]).num_rows, most=1)
+            with reading():
+                total = self.cache.get("recorded", (), lambda: self.record.rows(["step"]).num_rows, most=1)
         return Partial(known, total) if known < total else None
 
     def indexed(self) -> float:
