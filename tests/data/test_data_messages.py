@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavesson.data.chat import Chat
 from cavesson.data.fields import MARKS, Fields, Row, Skip
 from cavesson.data.formats import convert
 from cavesson.data.load import load
@@ -17,6 +18,7 @@ from cavesson.data.notes import Notes
 from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Demonstration, Pair, Turn
 from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm", "unit": None}}}
 ASK = {"role": "user", "content": "Weather?"}
@@ -146,3 +148,10 @@ def test_a_developer_may_speak_before_the_user():
     assert [turn.message for turn in (*row.prompt, *row.response)] == talk
     with pytest.raises(Skip, match="do not begin with the user"):
         convert("messages", Fields(Row("here", {"messages": [talk[0], talk[2], talk[1]]}), Notes()), Demonstration)
+
+
+def test_a_developer_is_a_system_message_so_none_is_added():
+    chat = Chat(tiny_tokenizer(), system="Be brief.")
+    said = (Turn("developer", "Be exact."), Turn("user", "Why?"))
+    assert chat.opened(said) == said
+    assert chat.opened(said[1:]) == (Turn("system", "Be brief."), said[1])

@@ -16,7 +16,9 @@ from cavesson.data.show import encode_row
 from cavesson.data.types import Demonstration, Prompt, Turn
 
 PLAIN = 'the tokenizer has a chat template, but the prompt is read as plain text, "Why?"; with data.chat = true, it '
-RENDERED = 'would be read as "<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\n"'
+RENDERED = (
+    'would be read as "<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\n"; set data.chat to one of the two'
+)
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def test_prompts_of_a_run_are_quoted_once_and_counted(tmp_path: Path, tokenizer:
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("Why?", "How?", "Who?")))
     (note,) = load_prompts(PromptSettings(path=str(path)), tokenizer).notes
     assert note.startswith(f"3 × {PLAIN}{RENDERED} (first: ") and "Who?" not in note
-    assert load_prompts(PromptSettings(path=str(path), chat=True), tokenizer).notes == ()
+    for is_chat in (True, False):  # once it is said which of the two is meant, there is nothing to remark
+        assert load_prompts(PromptSettings(path=str(path), chat=is_chat), tokenizer).notes == ()
 
 
 def test_examples_and_rows_that_are_shown_have_the_same_remark(tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from cavesson.data.readings import readings
 from cavesson.data.settings import ChatSettings, SpecialTokenMode
 from cavesson.data.special_tokens import Span, SpecialTokens, Written
 from cavesson.data.template import Template, variables
-from cavesson.data.types import Content, Turn, texts_in
+from cavesson.data.types import SYSTEM, Content, Turn, texts_in
 from cavesson.errors import UserError, first_line
 
 Tools = Sequence[Mapping[str, Any]]
@@ -38,6 +38,8 @@ class Chat:
     """how special tokens in what is said are read"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """further variables of the template"""
+    stays_plain: bool = False
+    """whether the settings say that plain texts stay plain, although there may be a template"""
 
     @classmethod
     def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
@@ -53,6 +55,7 @@ class Chat:
             settings.chat,
             settings.special_tokens,
             settings.template_options,
+            "chat" in settings.model_fields_set and not settings.chat,
         )
 
     @property
@@ -68,7 +71,7 @@ class Chat:
 
     def opened(self, prompt: Sequence[Turn]) -> tuple[Turn, ...]:
         """Return the turns of a prompt, with the default system turn first unless the prompt has its own."""
-        if self.system is None or (prompt and prompt[0].role == "system"):
+        if self.system is None or (prompt and prompt[0].role in SYSTEM):
             return tuple(prompt)
         return (Turn("system", self.system), *prompt)
 

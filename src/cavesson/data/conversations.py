@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from cavesson.data.fields import Fields, Skip
-from cavesson.data.types import Content, Turn
+from cavesson.data.types import SYSTEM, Content, Turn
 from cavesson.errors import UserError
 
 Turns = tuple[Turn, ...]
@@ -19,9 +19,6 @@ ROLES = {
     "observation": "tool",
 }
 """How other formats call the roles of chat templates."""
-
-SYSTEM = ("system", "developer")
-"""Roles that may speak before the user."""
 
 
 def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", content: str = "content") -> Turns:

@@ -112,15 +112,17 @@ class Encoder:
 
     def _on_template(self, plain: Asked) -> list[str]:
         """Return a remark on a plain prompt if there is a chat template; it quotes the first such prompt."""
-        if not (plain.prompt and self.chat.has_template) or self.chat.special_tokens == "control":
-            return []  # with control tokens, a template may be written by hand
+        if not (plain.prompt and self.chat.has_template) or self.chat.stays_plain:
+            return []
+        if self.chat.special_tokens == "control":
+            return []  # a template may be written by hand
         if not self._quoted:
             with suppress(UserError):  # some templates refuse what others need
                 turns = self.chat.opened((Turn("user", str(plain.prompt)),))
                 self._quoted.append(
                     f"the tokenizer has a chat template, but the prompt is read as plain text, "
                     f"{_quote(str(plain.prompt))}; with data.chat = true, it would be read as "
-                    f"{_quote(self.chat.render(turns, plain.tools, answer=True))}"
+                    f"{_quote(self.chat.render(turns, plain.tools, answer=True))}; set data.chat to one of the two"
                 )
         return self._quoted
 

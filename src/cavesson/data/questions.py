@@ -1,8 +1,8 @@
 """What a row asks: the question's column, and the columns around it that the model must see as well."""
 
-from cavesson.data.conversations import SYSTEM, alike, opened, renamed, shared, shared_text
+from cavesson.data.conversations import alike, opened, renamed, shared, shared_text
 from cavesson.data.fields import Fields, is_empty
-from cavesson.data.types import Content, Pair, Turn
+from cavesson.data.types import SYSTEM, Content, Pair, Turn
 from cavesson.errors import UserError
 
 QUESTIONS = ("prompt", "question", "instruction", "input", "messages", "conversations")

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+SYSTEM = ("system", "developer")
+"""Roles that may speak before the user."""
 Parts = Sequence[Mapping[str, Any]]
 """Content in parts, such as `{"type": "text", "text": "…"}`."""
 

@@ -41,7 +41,7 @@ class TrainedBy(NamedTuple):
             # A run saves the template that it used with its model.
             found["template"] = None if self.is_own else self._template()
         else:
-            found = {name: value for name, value in found.items() if name not in _OF_CONVERSATIONS}
+            found = {name: value for name, value in found.items() if name not in _OF_CONVERSATIONS} | {"chat": False}
         return found
 
     def ends(self) -> dict[str, Any]:
