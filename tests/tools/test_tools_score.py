@@ -1,6 +1,7 @@
 """Scores of a file, against the reward model's logits for one text at a time."""
 
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 from cavesson.config import load
 from cavesson.errors import UserError
 from cavesson.ops.intervals import mean_interval, share_interval
+from cavesson.record import write_run
 from cavesson.tools.score import estimate, score, shown
 from cavesson.tools.settings import ScoreSettings
 
@@ -65,6 +67,23 @@ def test_every_row_gets_its_own_score_and_keeps_its_columns(tmp_path, models):
     assert (summary.prompts, summary.responses) == (3, 4)
     assert interval.mean == pytest.approx(fmean(expected), abs=1e-5)
     assert interval.high - interval.mean == pytest.approx(t.ppf(0.975, 2) * stdev(means) / 3**0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"chat": True}, "learned from conversations: prompts are read as they stand, so they must be what its chat"),
+        ({}, "learned from plain text, and prompts are read as they stand"),
+    ],
+)
+def test_what_a_reward_model_of_a_run_learned_from_is_said(tmp_path, models, capsys, data, said):
+    run = tmp_path / "run"
+    shutil.copytree(models / "judge", run / "model")
+    write_run(run, {"algorithm": "reward-model", "config": {"data": data}})
+    score(write(tmp_path), settings("--rewards", run))
+    assert f"{run} {said}" in capsys.readouterr().err
+    score(write(tmp_path), settings("--rewards", models / "judge"))
+    assert "learned from" not in capsys.readouterr().err
 
 
 def test_lmflow_s_candidates_become_lmflow_s_scored_candidates(tmp_path, models):

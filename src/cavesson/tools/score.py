@@ -12,13 +12,15 @@ from cavesson.data.notes import Notes
 from cavesson.data.prompts import PromptSet
 from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.ops.intervals import Interval, mean_interval, share_interval
 from cavesson.processes import Processes
 from cavesson.record.files import replacing
+from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
 from cavesson.rewards.table import score as score_all
 from cavesson.text.counting import counted
+from cavesson.tools.as_trained import trained_by
 from cavesson.tools.generate import Response, check_out, write
 from cavesson.tools.settings import ScorerSettings, ScoreSettings
 
@@ -69,6 +71,8 @@ def score(path: str, settings: ScoreSettings) -> Summary:
         raise UserError(f"{path} contains no responses")
     prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
     scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(rows, settings.columns))
+    for line in _origins(settings.rewards):  # after what can fail, so that a mistake is said alone
+        print_error(line)
     if settings.out is not None:
         _write(rows, scored, settings.out)
     numbers: dict[str, int] = {}
@@ -173,6 +177,20 @@ def _reading(settings: ScoreSettings) -> ScoreSettings:
         for one in settings.rewards
     ]
     return settings.model_copy(update={"rewards": tuple(rewards)})
+
+
+def _origins(rewards: Sequence[RewardSettings]) -> Iterator[str]:
+    """Yield for each reward model of a run what it learned from, and so what the prompts must be."""
+    for one in rewards:
+        path = str(one.options.get("path", ""))
+        run = trained_by(path) if one.use == "classifier" and path else None
+        if run is not None and run.data().get("chat"):
+            yield (
+                f"{path} learned from conversations: prompts are read as they stand, so they must be what its chat "
+                "template writes, as in the output of `cavesson generate`"
+            )
+        elif run is not None:
+            yield f"{path} learned from plain text, and prompts are read as they stand"
 
 
 def _responses(path: str, settings: ScoreSettings) -> Iterator[_Response]:
