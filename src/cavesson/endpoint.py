@@ -33,6 +33,7 @@ class Endpoint:
         error: class of the errors.
         headers: sent with every request.
         shown: what messages call the URL; "" = the URL itself.
+        credentials: what gives the server's key or password, for the message if it asks for one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Endpoint:
     error: type[UserError] = UserError
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     shown: str = ""
+    credentials: str = ""
 
     def client(self) -> httpx.AsyncClient:
         """Return a client for any number of requests at the same time, to be closed by the caller.
@@ -100,7 +102,8 @@ class Endpoint:
         said = f"answered {response.status_code} {response.reason_phrase}"
         if response.status_code in _TRY_AGAIN:
             raise _TryAgainError(said, _retry_after(response))
-        raise self.failed(f"{said}: {beginning(content)}")
+        hint = f"; set {self.credentials}" if response.status_code in (401, 403) and self.credentials else ""
+        raise self.failed(f"{said}: {beginning(content)}{hint}")
 
     def failed(self, said: str) -> UserError:
         """Return an error that says what the server did."""

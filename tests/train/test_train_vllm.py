@@ -57,7 +57,7 @@ def test_a_server_with_a_key_answers_a_run_that_has_it(
     untied_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(untied_folder, key="a key") as server:
-        with pytest.raises(ServerError, match=f"the vLLM server at {server.url} answered 401"):
+        with pytest.raises(ServerError, match=f"the vLLM server at {server.url} answered 401.*; set VLLM_API_KEY"):
             run(server, tmp_path / "without", steps=1)
         monkeypatch.setenv("VLLM_API_KEY", "a key")
         run(server, tmp_path / "with", steps=1)

@@ -65,7 +65,14 @@ class HttpReward:
             if not url.startswith(("http://", "https://")):
                 raise UserError(f"reward 'http': {settings.url} is not a URL that begins with http:// or https://")
         self.endpoint = Endpoint(
-            "the reward", url, settings.timeout, settings.attempts, UserCodeError, headers, settings.url
+            "the reward",
+            url,
+            settings.timeout,
+            settings.attempts,
+            UserCodeError,
+            headers,
+            settings.url,
+            "headers_env to the header that it expects",
         )
 
     def __call__(

@@ -80,7 +80,15 @@ class VllmClient:
 
     def __init__(self, urls: Sequence[str], settings: VllmSettings, keys: Sequence[str] = ()) -> None:
         self.servers = [
-            Endpoint("the vLLM server", url, settings.timeout, settings.attempts, ServerError, _with_key(key))
+            Endpoint(
+                "the vLLM server",
+                url,
+                settings.timeout,
+                settings.attempts,
+                ServerError,
+                _with_key(key),
+                credentials="VLLM_API_KEY in the environment to its key",
+            )
             for url, key in zip(urls, keys or [os.environ.get("VLLM_API_KEY", "")] * len(urls), strict=True)
         ]
         self._asking: set[Future[Any]] = set()
