@@ -15,7 +15,7 @@ from cavesson.board.selection import RunQuery, step_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.masked import padding_at_end
+from cavesson.record.not_learned import padding_at_end
 from cavesson.record.splits import HELD_OUT, Split
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}

@@ -13,7 +13,7 @@ from rich.text import Text
 from cavesson.errors import UserError
 from cavesson.ops.intervals import change
 from cavesson.record.derived import DERIVED
-from cavesson.record.masked import padding_at_end
+from cavesson.record.not_learned import padding_at_end
 from cavesson.record.reader import Run
 from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
