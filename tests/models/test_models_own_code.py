@@ -1,4 +1,4 @@
-"""Models and tokenizers that come with Python code of their own: it is never run."""
+"""Models and tokenizers that come with Python code, which is never run."""
 
 import json
 from pathlib import Path

@@ -63,7 +63,7 @@ class PromptSet:
 
     @cached_property
     def extra(self) -> tuple[str | None, ...]:
-        """Of each prompt, the columns for which the record has no column of its own, as a JSON object."""
+        """Of each prompt, the columns that have no column in the record, as a JSON object."""
         return tuple(as_json(extra) if (extra := self._extra(row)) else None for row in range(len(self)))
 
     def _extra(self, row: int) -> dict[str, Any]:

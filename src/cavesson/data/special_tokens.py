@@ -126,7 +126,7 @@ class SpecialTokens:
 
 
 _TRIED = 1000
-"""Tokens that are tried as a text of their own; the first ones are often special, or bytes."""
+"""Tokens that are tried as a whole text; the first ones are often special, or bytes."""
 
 
 class Around(NamedTuple):
@@ -137,7 +137,7 @@ class Around(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Around":
-        """Return those of a tokenizer, found around a text that has a token of its own, as not every text does."""
+        """Return those of a tokenizer, found around a text that is a single token, which not every text is."""
         is_special = set(tokenizer.all_special_ids).__contains__
         texts = chain("a", (str(tokenizer.decode([number])) for number in range(min(len(tokenizer), _TRIED))))
         for ids in (list[int](tokenizer(text)["input_ids"]) for text in texts):

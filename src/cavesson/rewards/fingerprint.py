@@ -86,7 +86,7 @@ def _imported(tree: ast.Module, file: Path) -> Iterator[Path]:
             parts = node.module.split(".") if node.module else []
             root = file.parents[min(node.level, len(file.parents)) - 1] if node.level else _root(parts[0])
             yield from _files(root, parts)
-            for alias in node.names:  # each may be a module of its own
+            for alias in node.names:  # each may be a module
                 yield from _files(root, [*parts, alias.name])
 
 

@@ -1,7 +1,7 @@
 """Run a command until it ends or until the process that asked for it has: ``python supervisor.py PARENT COMMAND …``.
 
-A kill of that process cannot be caught, and a command that is killed can leave processes of its own behind. The
-supervisor leads a process group of its own, which it kills as a whole. It imports nothing but the standard library.
+A kill of that process cannot be caught, and a command that is killed can leave its own processes behind. The
+supervisor leads its own process group, which it kills as a whole. It imports nothing but the standard library.
 """
 
 import os

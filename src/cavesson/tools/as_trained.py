@@ -62,7 +62,7 @@ class TrainedBy(NamedTuple):
 
 
 def trained_by(model: str) -> TrainedBy | None:
-    """Return the run in a folder, or in the parent of its folder `model`; None if the model is of no run."""
+    """Return the run in a folder, or in the parent of its folder `model`; None if no run trained the model."""
     place = expanded(model)
     folders = [place, *([place.parent] if place.name == "model" else [])]
     folder = next((one for one in folders if (one / "run.json").exists()), None)
