@@ -77,7 +77,7 @@ def test_without_a_token_every_user_of_the_machine_reads(run: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--no-token", "--host", "0.0.0.0"], "--no-token has no effect on 0.0.0.0"),
+        (["--no-token", "--host", "0.0.0.0"], "--no-token is not allowed on 0.0.0.0"),
         (["--no-token", "--token", "x"], "give only one of --token, --no-token"),
     ],
 )

@@ -72,7 +72,7 @@ def serve(
             use.
     """
     if token is None and host and not is_loopback(host):
-        raise UserError(f"--no-token has no effect on {host}, which other machines can reach: remove it")
+        raise UserError(f"--no-token is not allowed on {host}, which other machines can reach: remove it")
     if token == "":
         token = secrets.token_urlsafe(24)
     if token is not None:
