@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_helpers import CHATML, GPT_OSS, LLAMA2, LLAMA3, MARKED, NO_SIGNS, PHI3, QWEN3, R1, byte_pairs
 
-from cavesson.data.answers import EMPTY, OMITS, OPENS, REWRITES, Answers, answers
+from cavesson.data.answers import EMPTY, ENDLESS, OMITS, OPENS, PARTLY, REWRITES, Answers, answers
 from cavesson.data.chat import Chat, Unrenderable
 from cavesson.data.encode import LAST
 from cavesson.data.examples import fingerprint, tokenize_demonstrations, tokenize_pairs
@@ -111,6 +111,66 @@ def test_a_template_may_mark_only_the_last_answer():
     never = MARKED.replace("message['role'] == 'assistant'", "message['role'] == 'tool'")
     with pytest.raises(Unrenderable, match="marks no part of an answer"):
         of(never, *TALK)
+
+
+def marking(answer: str) -> str:
+    """A template in the manner of ChatML that writes answers so."""
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        + answer.replace("[", "{% generation %}").replace("]", "{% endgeneration %}")
+        + "{{ '\\n' }}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+THOUGHT, CONTENT, END, BREAK = "<think>{{ m.thinking }}</think>", "{{ m.content }}", "<|im_end|>", "{{ '\\n' }}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts", "remarks"),
+    [
+        (f"[{THOUGHT}{CONTENT}{END}]", ["<think>2+3</think>FIVE<|im_end|>"], []),
+        (f"[{THOUGHT}][{CONTENT}{END}]", ["<think>2+3</think>", "FIVE<|im_end|>"], []),
+        (f"[{THOUGHT}]{BREAK}[{CONTENT}{END}{BREAK}]", ["<think>2+3</think>", "FIVE<|im_end|>\n"], []),
+        (f"[{THOUGHT}{CONTENT}]{END}", ["<think>2+3</think>FIVE"], [ENDLESS]),
+        (f"[{THOUGHT}{CONTENT}]", ["<think>2+3</think>FIVE"], [ENDLESS]),  # a line break ends it
+        (f"{THOUGHT}[{CONTENT}{END}]", ["FIVE<|im_end|>"], [PARTLY]),
+        (f"{THOUGHT}[{CONTENT}]{END}", ["FIVE"], [PARTLY, ENDLESS]),
+        (f"[{THOUGHT}]{CONTENT}[{END}]", ["<think>2+3</think>", "<|im_end|>"], [PARTLY]),
+        (f"[{THOUGHT}{END}]{CONTENT}{END}", ["<think>2+3</think><|im_end|>"], [PARTLY]),
+        (f"[{THOUGHT}]{CONTENT}{END}", ["<think>2+3</think>"], [PARTLY, ENDLESS]),
+        # What ends the conversation after the end of the answer is not part of it, as in Phi-3's.
+        (f"[{THOUGHT}{CONTENT}{END}]{BREAK}{{{{ eos_token }}}}", ["<think>2+3</think>FIVE<|im_end|>"], []),
+    ],
+)
+def test_what_a_template_leaves_unmarked_of_an_answer_is_reported(answer, parts, remarks):
+    found = of(marking(answer), ASK, Turn("assistant", "FIVE", {"thinking": "2+3"}))
+    assert learned(found) == [parts]
+    assert found.remarks == remarks
+
+
+def test_a_header_is_not_an_unmarked_part_where_the_template_writes_none_before_answers():
+    opening = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    headless = marking(f"[{CONTENT}{END}]").replace(opening, "")
+    assert (learned(found := of(headless, ASK, FIVE)), found.remarks) == ([["FIVE<|im_end|>"]], [])
+    assert of(marking(f"[{CONTENT}]{END}").replace(opening, ""), ASK, FIVE).remarks == [ENDLESS]
+    # This one asks for reasoning that the answer does not have.
+    asks = marking(f"[{CONTENT}{END}]").replace(opening, opening.replace("assistant", "assistant\n<think>"))
+    assert (learned(found := of(asks, ASK, FIVE)), found.remarks) == ([["FIVE<|im_end|>"]], [OPENS])
+
+
+def test_rows_with_an_unmarked_part_are_counted():
+    rows = [Demonstration((ASK,), (Turn("assistant", word, {"thinking": "2+3"}),)) for word in ("FIVE", "5")]
+    rows = [*rows, Demonstration((ASK,), (Turn("assistant", "FIVE", {"thinking": ""}),))]
+    template = marking("{% if m.thinking %}" + THOUGHT + "{% endif %}[" + CONTENT + END + "]")
+    result = tokenize_demonstrations(rows, BPE, TextSettings(path="a", template=template))
+    assert len([*result]) == 3
+    assert result.notes() == [f"2 × {PARTLY} (first: a: row 1)"]
+    pairs = tokenize_pairs(
+        [Pair((ASK,), (FIVE,), (NINE,))], BPE, PairSettings(path="a", template=marking(f"[{CONTENT}]{END}"))
+    )
+    assert len([*pairs]) == 1
+    assert pairs.notes() == [f"1 × {ENDLESS} (first: a: row 1)"]
 
 
 said = st.text("ab\n <>", max_size=5).map(lambda text: f"x{text}x")

@@ -18,6 +18,8 @@ REWRITES = "the chat template rewrites earlier turns: answers that it rewrites a
 OPENS = "the chat template asks for an answer in another way than it writes it: sampling sees a different prompt"
 OMITS = "the chat template omits a part of an answer, which is not learned"
 EMPTY = "an answer is empty: only its end is learned"
+ENDLESS = "the chat template does not mark the end of an answer with {% generation %}: stopping is not learned"
+PARTLY = "the chat template marks only a part of an answer with {% generation %}: the rest is not learned"
 _OTHER = "\N{REPLACEMENT CHARACTER}"
 """An answer that has nothing in common with others."""
 _TAG_OR_BREAK = re.compile(r"</?\w+>|\n")
@@ -30,6 +32,13 @@ class Rendered(NamedTuple):
     spans: tuple[Span, ...]
 
 
+class _Start(NamedTuple):
+    """Where an answer begins, and remarks about it."""
+
+    at: int
+    remarks: list[str]
+
+
 class Answers(NamedTuple):
     """The sequences of a conversation."""
 
@@ -40,9 +49,9 @@ class Answers(NamedTuple):
 def answers(chat: Chat, turns: Sequence[Turn], first: int = 0, tools: Tools = ()) -> Answers:
     """Return the sequences in which the assistant's turns from turn number `first` on are learned.
 
-    If the template has `{% generation %}`, its marks give the spans. Otherwise a span begins where an answer would
-    begin, and ends with the last special token of the turn: a model that stops at its end token does not generate what
-    follows, such as the line break of ChatML.
+    If the template has `{% generation %}`, its marks give the spans, and remarks say what they leave out. Otherwise a
+    span begins where an answer would begin, and ends with the last special token of the turn: a model that stops at its
+    end token does not generate what follows, such as the line break of ChatML.
 
     Raises:
         Unrenderable: the template cannot render these turns, or writes nothing of an answer.
@@ -73,15 +82,49 @@ def _own(chat: Chat, turns: Sequence[Turn], tools: Tools) -> tuple[Rendered, lis
         text, spans = chat.answer(turns, tools)
         if not spans:
             raise Unrenderable("the chat template marks no part of an answer with {% generation %}")
-        return Rendered(text, tuple(spans)), _omissions(chat, turns, tools, text)
-    text, asked = chat.render(turns, tools), chat.render(turns[:-1], tools, answer=True)
-    remarks = _omissions(chat, turns, tools, text)
-    start = len(asked)
-    if not text.startswith(asked):
-        remarks.append(OPENS)
-        start = common_prefix(text, chat.render([*turns[:-1], Turn("assistant", _OTHER)], tools))
+        start, remarks = _start(chat, turns, tools, text)
+        if not chat.template(tools).opens_answers:  # then the header of the turn is not part of what the model writes
+            start = _first_difference(chat, turns, tools, text)
+        remarks = [*remarks, *_unmarked(chat, text, spans, start)]
+        return Rendered(text, tuple(spans)), _omissions(chat, turns, tools, text) + remarks
+    text = chat.render(turns, tools)
+    start, remarks = _start(chat, turns, tools, text)
+    return Rendered(text, ((start, _end(chat, text)),)), _omissions(chat, turns, tools, text) + remarks
+
+
+def _start(chat: Chat, turns: Sequence[Turn], tools: Tools, text: Written) -> _Start:
+    """Return where sampling would begin the last answer of a rendered conversation."""
+    asked = chat.render(turns[:-1], tools, answer=True)
+    if text.startswith(asked):
+        return _Start(len(asked), [])
+    return _Start(_first_difference(chat, turns, tools, text), [OPENS])
+
+
+def _first_difference(chat: Chat, turns: Sequence[Turn], tools: Tools, text: Written) -> int:
+    """Return where a conversation with another last answer begins to differ."""
+    return common_prefix(text, chat.render([*turns[:-1], Turn("assistant", _OTHER)], tools))
+
+
+def _end(chat: Chat, text: Written) -> int:
+    """Return where a rendered conversation ends: after its last special token, if only whitespace follows."""
     end = len(text.rstrip())
-    return Rendered(text, ((start, end if _ends_at(chat, text, end) else len(text)),)), remarks
+    return end if _ends_at(chat, text, end) else len(text)
+
+
+def _unmarked(chat: Chat, text: Written, spans: Sequence[Span], start: int) -> list[str]:
+    """Return remarks about what `{% generation %}` does not mark of an answer that begins at `start`."""
+    marked = spans[-1][1]
+    has_end = marked >= _end(chat, text) or _ends_at(chat, text, len(text[:marked].rstrip()))
+    edges = [start, *(edge for span in spans for edge in span)]
+    left_out = [text[first:last] for first, last in zip(edges[::2], edges[1::2], strict=False)]
+    left_out += _beside(text.control, text, marked)  # a missing end is said already, and the conversation's may follow
+    return [*[PARTLY] * any(part.strip() for part in left_out), *[ENDLESS] * (not has_end)]
+
+
+def _beside(control: Sequence[Span], text: str, start: int) -> list[str]:
+    """Return what a text says beside control tokens from `start` on."""
+    edges = [start, *(edge for span in control if span[0] >= start for edge in span), len(text)]
+    return [text[first:last] for first, last in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _ends_at(chat: Chat, text: Written, end: int) -> bool:

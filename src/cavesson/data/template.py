@@ -33,6 +33,11 @@ class Template(NamedTuple):
         """Whether `{% generation %}` marks what the assistant writes."""
         return bool(_GENERATION.search(self.source))
 
+    @property
+    def opens_answers(self) -> bool:
+        """Whether it can write where an answer begins."""
+        return "add_generation_prompt" in variables(self.source)
+
     def write(
         self, messages: list[dict[str, Any]], tools: list[Any], *, answer: bool, marked: bool
     ) -> tuple[str, list[Span]]:

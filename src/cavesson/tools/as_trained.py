@@ -1,18 +1,22 @@
 """What tools take over from the run that trained a model: how prompts are read, and how responses are sampled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cavesson.config import Settings
 from cavesson.config_paths import expanded
+from cavesson.data.template import templates_at
 from cavesson.data.view import has_conversations
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
 from cavesson.rewards.cleaning import CleaningSettings
 from cavesson.tools.settings import ResponseSettings, TalkSettings
+from cavesson.train.description import began
 
 S = TypeVar("S", bound=Settings)
 R = TypeVar("R", bound=ResponseSettings)
@@ -56,6 +60,10 @@ class TrainedBy(NamedTuple):
         sampling = self.config.get("sampling", {})
         return {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
 
+    def date(self) -> datetime | None:
+        """Return the time at which the run began, which its chat template writes; None if an older run does not say."""
+        return began(self.folder)
+
     def _template(self) -> str | None:
         template = load_start_tokenizer(StartSettings(path=str(self.folder))).chat_template
         return template if isinstance(template, str) else None
@@ -70,6 +78,13 @@ def trained_by(model: str) -> TrainedBy | None:
         return None
     config = run_info(folder).get("config", {})
     return TrainedBy(folder, config if isinstance(config, dict) else {})
+
+
+@contextmanager
+def at_date_of(run: TrainedBy | None) -> Iterator[None]:
+    """Make chat templates that write today's date write that of the run inside the block, as they did in training."""
+    with templates_at(None if run is None else run.date()):
+        yield
 
 
 def as_trained(
@@ -159,9 +174,11 @@ def _taken(settings: Settings, name: str, found: Mapping[str, Any]) -> dict[str,
 
 def _line(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -> str:
     whose = f"as in {run.folder}" + ("" if run.is_own else ", which it is compared with")
+    date = run.date() if is_chat else None
+    dates = [] if date is None else [f"template date {date:%Y-%m-%d}"]
     values = [f"{name} {json.dumps(_short(value), ensure_ascii=False)}" for name, value in taken.items()]
     texts = "conversations" if is_chat else "plain text"
-    return "; ".join([f"{model}: prompts are {texts}, {whose}", *values, "flags override"])
+    return "; ".join([f"{model}: prompts are {texts}, {whose}", *dates, *values, "flags override"])
 
 
 def _short(value: Any) -> Any:

@@ -17,7 +17,7 @@ from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import eos_token_ids
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import talk_as_trained, trained_by
+from cavesson.tools.as_trained import at_date_of, talk_as_trained, trained_by
 from cavesson.tools.generate import load_policy
 from cavesson.tools.settings import TalkSettings
 
@@ -30,11 +30,17 @@ def chat(model: str, settings: TalkSettings) -> None:
     Raises:
         UserError: there is no model, or no chat template.
     """
-    settings, line = talk_as_trained(model, settings, trained_by(model))
+    run = trained_by(model)
+    settings, line = talk_as_trained(model, settings, run)
     policy, tokenizer = load_policy(model, settings)
-    talk = Talk(policy, tokenizer, settings)
-    if line is not None:
-        print_error(line)
+    with at_date_of(run):
+        talk = Talk(policy, tokenizer, settings)
+        if line is not None:
+            print_error(line)
+        _talk(talk)
+
+
+def _talk(talk: "Talk") -> None:
     if sys.stdin.isatty():
         print("/reset starts a new conversation; /quit, Ctrl-C or Ctrl-D exits")
     try:

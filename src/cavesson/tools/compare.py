@@ -26,7 +26,7 @@ from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
-from cavesson.tools.as_trained import as_trained, trained_by
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, trained_by
 from cavesson.tools.generate import Response, load_policy, responses, tell
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
@@ -99,19 +99,22 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
-    each, lines = _as_trained(models, settings)
-    starts = [StartSettings(path=model, gguf_file=settings.gguf_file) for model in models]
-    sets = [load_prompts(one.data, load_start_tokenizer(start)) for one, start in zip(each, starts, strict=True)]
+    first, runs = _runs(models)
+    made = [as_trained(model, settings, run, first) for model, run in zip(models, runs, strict=True)]
+    each = [one for one, _ in made]
+    sets = [_prompts(*one) for one in zip(models, each, runs, strict=True)]
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
     if settings.rewards:
-        check_scorers(settings, settings.device, sets[0])
-    for line in lines:
+        with at_date_of(first):
+            check_scorers(settings, settings.device, sets[0])
+    for _, line in made:
         print_error(line)
     tell(sets[0])
     answers = [_answers(*one) for one in zip(models, sets, indices, each, strict=True)]
-    scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
+    with at_date_of(first):
+        scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
     comparison = Comparison(
         columns=[_column(*one, scores[0]) for one in zip(models, answers, scores, strict=True)],
         prompts=len(indices[0]),
@@ -177,16 +180,21 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _as_trained(models: Sequence[str], settings: CompareSettings) -> tuple[list[CompareSettings], list[str]]:
-    """Return the settings for each model, of its run or else of the first run among the models, and lines to print.
+def _runs(models: Sequence[str]) -> tuple[TrainedBy | None, list[TrainedBy | None]]:
+    """Return the first run among the models, and the run whose settings each model is used with: its own or the first.
 
-    How responses are sampled, other than where they end, is the same for all models.
+    How responses are sampled, other than where they end, is as in the first for all models.
     """
-    runs = [trained_by(model) for model in models]
-    first = next((run for run in runs if run is not None), None)
+    own = [trained_by(model) for model in models]
+    first = next((run for run in own if run is not None), None)
     other = None if first is None else first._replace(is_own=False)
-    each = [as_trained(model, settings, run or other, first) for model, run in zip(models, runs, strict=True)]
-    return [one for one, _ in each], [line for _, line in each]
+    return first, [run or other for run in own]
+
+
+def _prompts(model: str, settings: CompareSettings, run: TrainedBy | None) -> PromptSet:
+    tokenizer = load_start_tokenizer(StartSettings(path=model, gguf_file=settings.gguf_file))
+    with at_date_of(run):
+        return load_prompts(settings.data, tokenizer)
 
 
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:

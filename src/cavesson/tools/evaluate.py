@@ -11,7 +11,7 @@ from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
-from cavesson.tools.as_trained import as_trained, trained_by
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, trained_by
 from cavesson.tools.generate import load_policy, responses, tell
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
@@ -51,7 +51,17 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     """
     if settings.out is not None:
         check_new(settings.out)
-    settings, line = as_trained(model, settings, trained_by(model))
+    run = trained_by(model)
+    with at_date_of(run):
+        evaluation = _evaluation(model, settings, run)
+    if settings.out is not None:
+        content = json.dumps(asdict(evaluation), indent=2, ensure_ascii=False, default=str)
+        write_text(settings.out, content)
+    return evaluation
+
+
+def _evaluation(model: str, settings: EvaluateSettings, run: TrainedBy | None) -> Evaluation:
+    settings, line = as_trained(model, settings, run)
     policy, tokenizer = load_policy(model, settings)
     prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
     if prompts is not None:
@@ -69,8 +79,4 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
         parts = score_responses(said, settings, settings.device)
         rewards = estimates(parts, [one.group for one in said])
         answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
-    evaluation = Evaluation(model, likelihood, rewards, answers)
-    if settings.out is not None:
-        content = json.dumps(asdict(evaluation), indent=2, ensure_ascii=False, default=str)
-        write_text(settings.out, content)
-    return evaluation
+    return Evaluation(model, likelihood, rewards, answers)

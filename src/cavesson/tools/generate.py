@@ -19,7 +19,7 @@ from cavesson.record.writable import check_new
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import as_trained, trained_by
+from cavesson.tools.as_trained import as_trained, at_date_of, trained_by
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
 
@@ -108,9 +108,11 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     Raises:
         UserError: there is no such model, or no prompt.
     """
-    settings, line = as_trained(model, settings, trained_by(model), raw=settings.raw)
+    run = trained_by(model)
+    settings, line = as_trained(model, settings, run, raw=settings.raw)
     policy, tokenizer = load_policy(model, settings)
-    prompts = _prompts(settings, tokenizer)
+    with at_date_of(run):
+        prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
     if taken:
         raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")

@@ -20,7 +20,7 @@ from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
 from cavesson.rewards.table import score as score_all
 from cavesson.text.counting import counted
-from cavesson.tools.as_trained import trained_by
+from cavesson.tools.as_trained import TrainedBy, at_date_of, trained_by
 from cavesson.tools.generate import Response, check_out, write
 from cavesson.tools.settings import ScorerSettings, ScoreSettings
 
@@ -70,8 +70,10 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     if not rows:
         raise UserError(f"{path} contains no responses")
     prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
-    scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(rows, settings.columns))
-    for line in _origins(settings.rewards):  # after what can fail, so that a mistake is said alone
+    columns, runs = _columns(rows, settings.columns), _runs(settings.rewards)
+    with at_date_of(next(iter(runs.values()), None)):
+        scored = score_by_length(_reading(settings), settings.device, prompts, responses, columns)
+    for line in _origins(runs):  # after what can fail, so that a mistake is said alone
         print_error(line)
     if settings.out is not None:
         _write(rows, scored, settings.out)
@@ -179,17 +181,21 @@ def _reading(settings: ScoreSettings) -> ScoreSettings:
     return settings.model_copy(update={"rewards": tuple(rewards)})
 
 
-def _origins(rewards: Sequence[RewardSettings]) -> Iterator[str]:
+def _runs(rewards: Sequence[RewardSettings]) -> dict[str, TrainedBy]:
+    """Return the runs that trained reward models, by the models' paths."""
+    paths = [str(one.options.get("path", "")) for one in rewards if one.use == "classifier"]
+    return {path: run for path in paths if path and (run := trained_by(path)) is not None}
+
+
+def _origins(runs: Mapping[str, TrainedBy]) -> Iterator[str]:
     """Yield for each reward model of a run what it learned from, and so what the prompts must be."""
-    for one in rewards:
-        path = str(one.options.get("path", ""))
-        run = trained_by(path) if one.use == "classifier" and path else None
-        if run is not None and run.data().get("chat"):
+    for path, run in runs.items():
+        if run.data().get("chat"):
             yield (
                 f"{path} learned from conversations: prompts are read as they stand, so they must be what its chat "
                 "template writes, as in the output of `cavesson generate`"
             )
-        elif run is not None:
+        else:
             yield f"{path} learned from plain text, and prompts are read as they stand"
 
 

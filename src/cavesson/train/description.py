@@ -3,7 +3,6 @@
 import json
 import platform
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -53,13 +52,22 @@ def _origin(settings: RunSettings) -> str:
 
 
 def began(folder: Path) -> datetime | None:
-    """Return the local time at which a run began, as its chat template reads it; None if an older run does not say."""
-    with suppress(KeyError):
-        return datetime.fromisoformat(run_info(folder)["began"])
+    """Return the local time at which a run began, as its chat template reads it; None if an older run does not say.
+
+    Raises:
+        UserError: what the run says is not a time.
+    """
+    said = run_info(folder).get("began")
     first = folder / "attempts" / "0000.json"
-    if not first.exists():
+    if said is None and not first.exists():
         return None
-    started = datetime.fromisoformat(json.loads(first.read_text(encoding="utf-8"))["started"])
+    try:
+        if said is not None:
+            return datetime.fromisoformat(said)
+        started = datetime.fromisoformat(json.loads(first.read_text(encoding="utf-8"))["started"])
+    except (ValueError, KeyError, TypeError):
+        place = first if said is None else folder / "run.json"
+        raise UserError(f"{place} does not say when the run began; put back a copy of the file") from None
     return started.astimezone().replace(tzinfo=None)
 
 
