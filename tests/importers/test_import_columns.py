@@ -128,7 +128,11 @@ def test_token_ids_without_a_vocabulary_are_said(tmp_path):
     report = import_run(tmp_path / "in", tmp_path / "run")
     assert (report.format, report.rollouts) == ("open-instruct", 1)
     assert rows(tmp_path / "run", "step", "prompt", "response", "prompt_ids") == [(3, "", "", [1, 2, 1])]
-    assert "token ids in place of texts: import again with --tokenizer" in report.notes[0]
+    assert report.notes == [
+        "the source has token ids in place of texts: import again with --tokenizer m, which run_metadata.jsonl names "
+        "(1 rollout)",
+        "1 file not read: run_metadata.jsonl",
+    ]
     _, tokens = cavesson.open(tmp_path / "run").rollout(3, 0)
     assert tokens.select(["token_id", "sampler_logprob"]).to_pydict() == {
         "token_id": [3, 4], "sampler_logprob": [-1.0, -0.5]

@@ -6,6 +6,7 @@ import time
 from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from threading import Event
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 from cavesson.errors import UserError
 from cavesson.handlers import handling
 from cavesson.importers.batch import PartsRead, RolloutBuffer
+from cavesson.importers.model_names import Named, model_named
 from cavesson.importers.numeric import numeric_columns
 from cavesson.importers.prime_annotations import LATER, arrival
 from cavesson.importers.processes import read_parts
 from cavesson.importers.reading import WANDB_TABLE, File, Record, readable
 from cavesson.importers.rollout import Broken, Format, Tokenizer
 from cavesson.importers.sources import Source, first_records
+from cavesson.importers.texts import completed
 from cavesson.record import begin_attempt, write_run, write_vocabulary
 from cavesson.record.compaction import commit
 from cavesson.record.lock import Lock
@@ -115,9 +118,14 @@ class Import:
             self.batch.numeric = numeric_columns(chain.from_iterable(map(first_records, sampled)))
             self._is_prepared = True
 
-    def remarks(self) -> list[str]:
-        """Return the remarks on rollouts, each with their number."""
-        return [f"{remark} ({counted(count, 'rollout')})" for remark, count in self._remarks.items()]
+    def remarks(self, source: Path, files: Iterable[File]) -> list[str]:
+        """Return the remarks on rollouts of the files of a source, each with their number."""
+
+        @cache
+        def named() -> Named | None:
+            return model_named(source, chain.from_iterable(first_records(file.path) for file in islice(files, SAMPLED)))
+
+        return [f"{completed(one, named)} ({counted(count, 'rollout')})" for one, count in self._remarks.items()]
 
     def numbers(self, steps: Counter[int]) -> dict[int, int]:
         """Reserve sample numbers for the rollouts of each step, and return the first number of each."""
@@ -195,7 +203,7 @@ def read_once(source: Source, run: Path, format: Format, tokenizer: Tokenizer | 
             found = none + work.rejected.quotes[0] if work.rejected.count else "no records were found"
             raise UserError(f"{source.path}: {found}")
         work.notes += source.notes(format, files)
-        return _report(work, format, len(files))
+        return _report(work, source, format, files)
 
 
 def _portions(files: Iterable[File]) -> Iterator[list[File]]:
@@ -248,7 +256,7 @@ def follow(
         work.write()
         _describe(run, source.path, format, list(files.values()))
     work.notes += source.notes(format, files.values())
-    return _report(work, format, len(files))
+    return _report(work, source, format, [*files.values()])
 
 
 def _check_there(run: Path, work: Import, lock: Lock) -> None:
@@ -313,9 +321,9 @@ def _name(path: Path | str) -> str:
     return str(path).encode(errors="backslashreplace").decode()
 
 
-def _report(work: Import, format: Format, files: int) -> ImportReport:
-    notes = [*work.remarks(), *work.notes]
-    return ImportReport(format.name, files, work.count, work.rejected.count, work.rejected.quotes, notes)
+def _report(work: Import, source: Source, format: Format, files: Sequence[File]) -> ImportReport:
+    notes = [*work.remarks(source.path, files), *work.notes]
+    return ImportReport(format.name, len(files), work.count, work.rejected.count, work.rejected.quotes, notes)
 
 
 def _line_of(kept: dict[str, Any]) -> str:
