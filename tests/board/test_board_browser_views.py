@@ -1,12 +1,15 @@
 """Every view in every language, window size and colour scheme; what a person reads there is in their language."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from browser_helpers import VIEWS, go, opened, settle
 from playwright.sync_api import Page, expect
+from typer.testing import CliRunner
 
+from cavesson.cli import app
 from cavesson.record.derived import DERIVED
 
 I18N = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web" / "src" / "i18n"
@@ -96,6 +99,10 @@ def finding(id, **changes):
     return {"id": id} | words | nothing | changes
 
 
+def diagnosis(*findings, summary="Not judged: 3 of 76 rules."):
+    return {"summary": summary, "not_excluded": [["the critic does not learn", "record it"]], "findings": findings}
+
+
 FINDINGS = [
     finding(
         "KL runs away",
@@ -120,7 +127,7 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         page.locator(".plot canvas").first.wait_for()
         settle(page)
         plain = page.evaluate(picture)
-        found = {"en": FINDINGS, "zh": [finding("KL 失控")], "vi": []}
+        found = {"en": diagnosis(*FINDINGS), "zh": diagnosis(finding("KL 失控")), "vi": diagnosis()}
         page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=found))
         page.reload()
         panel = page.locator(".findings")
@@ -149,6 +156,36 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         panel.get_by_role("button", name="Step 5 · sample 3").click()
         expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
         expect(page).to_have_url(re.compile("token=2"))
+
+
+def test_what_the_doctor_could_not_judge_is_said_first_as_on_the_command_line(browser, board_told, runs_told):
+    with opened(browser, f"{board_told.address}/overview") as page:
+        panel = page.locator(".findings")
+        for language in ("vi", "zh", "en"):
+            done = CliRunner().invoke(app, ["doctor", str(runs_told[0]), "--json", "--language", language])
+            said = json.loads(done.output)
+            page.locator("select.language").select_option(language)
+            expect(panel.locator(".judged")).to_have_text(said["summary"])
+            listed = panel.locator(".open-failures")
+            heading = f"{words(language)['notExcluded']} ({len(said['cannot_be_excluded'])})"
+            expect(listed.locator("summary")).to_have_text(heading)
+            assert listed.locator("dt").all_text_contents() == [one["failure"] for one in said["cannot_be_excluded"]]
+            assert [*filter(None, listed.locator("dd").all_text_contents())] == listed.locator("dd").all_text_contents()
+        assert said["summary"].startswith("Not judged: ") and said["cannot_be_excluded"]
+        top = "(one) => one.getBoundingClientRect().top"
+        assert panel.locator(".judged").evaluate(top) < panel.locator("li").first.evaluate(top)
+
+
+@pytest.mark.parametrize("summary", ["", "Not judged: 57 of 76 rules."])
+def test_where_nothing_was_found_it_is_said_how_much_was_looked_at(browser, board_told, summary):
+    """Without a summary, which files of earlier versions lack, nothing is shown rather than that all is well."""
+    with opened(browser, board_told.address) as page:
+        said = {name: {"summary": summary, "not_excluded": [], "findings": []} for name in LANGUAGES}
+        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=said))
+        page.goto(f"{board_told.address}/overview")
+        page.locator(".plot canvas").first.wait_for()
+        settle(page)
+        assert page.locator(".judged").all_inner_texts() == [*filter(None, [summary])]
 
 
 @pytest.mark.slow

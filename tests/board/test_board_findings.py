@@ -1,5 +1,6 @@
 """What the doctor finds reaches the page, without the server having to look or to know the doctor."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,17 @@ from board_helpers import board_of, client_of
 from browser_helpers import wait_for
 from index_helpers import new_run, record
 
+import cavesson
 from cavesson.board import indexing
 from cavesson.board.indexing import start
 from cavesson.board.live import _position
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.findings_file import findings_file, read_findings
 from cavesson.doctor.look import look
-from cavesson.doctor.words import LANGUAGES
+from cavesson.doctor.report.summary import open_failures, summary
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import LANGUAGES, language
 from cavesson.record import Recorder
 
 
@@ -46,14 +52,14 @@ def found(board):
 def test_before_the_first_look_there_is_nothing_and_then_what_it_saw(run, board):
     assert found(board) is None
     look(str(run), file_of(run), "v")
-    assert "double-start" in [finding["id"] for finding in found(board)["en"]]
+    assert "double-start" in [finding["id"] for finding in found(board)["en"]["findings"]]
 
 
 def test_a_finding_says_everything_in_every_language(run, board):
     look(str(run), file_of(run), "v")
     answer = found(board)
     assert tuple(answer) == LANGUAGES
-    by_language = {name: {one["id"]: one for one in findings} for name, findings in answer.items()}
+    by_language = {name: {one["id"]: one for one in said["findings"]} for name, said in answer.items()}
     assert by_language["en"].keys() == by_language["zh"].keys() == by_language["vi"].keys()
     one = by_language["en"]["double-start"]
     assert one["severity"] == "error"
@@ -62,7 +68,25 @@ def test_a_finding_says_everything_in_every_language(run, board):
     assert one["seen"] == "100 %"
     assert "add_special_tokens=False" in one["fix"]
     for name in ("title", "text", "healthy", "fix"):
-        assert len({by_language[language]["double-start"][name] for language in LANGUAGES}) == 3
+        assert len({by_language[one]["double-start"][name] for one in LANGUAGES}) == 3
+
+
+def test_what_could_not_be_judged_is_what_the_command_line_says(run, board):
+    look(str(run), file_of(run), "v")
+    data = RunData(cavesson.open(run))
+    diagnosis = diagnose(data, RULES)
+    for name, said in found(board).items():
+        assert said["summary"] == summary(diagnosis, language(name))
+        assert said["not_excluded"] == [list(one) for one in open_failures(diagnosis, language(name))] != []
+
+
+def test_findings_of_an_earlier_version_are_shown_without_a_summary(run, board):
+    look(str(run), file_of(run), "v")
+    written = json.loads(file_of(run).read_text())
+    del written["summary"], written["not_excluded"]
+    file_of(run).write_text(json.dumps(written))
+    said = found(board)["en"]
+    assert (said["summary"], said["not_excluded"]) == ("", []) and said["findings"]
 
 
 def test_the_page_hears_of_a_look_though_nothing_was_recorded_meanwhile(run, board):

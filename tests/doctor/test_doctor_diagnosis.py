@@ -5,9 +5,9 @@ import pytest
 from doctor_helpers import healthy, log_softmax
 from sick import resample
 
-from cavesson.doctor.diagnosis import NOTHING, Diagnosis, diagnose, worst
+from cavesson.doctor.diagnosis import diagnose, worst
 from cavesson.doctor.failures import not_excluded
-from cavesson.doctor.finding import Curve, Phrase, Reading, Skipped
+from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.report.summary import summary
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules import RULES
@@ -158,12 +158,3 @@ def test_the_summary_counts_the_rules_that_could_be_applied(tmp_path):
         f"Not judged: {left} of {len(RULES)} rules (steps: 24); failures that cannot be excluded: {open_ones}. "
         f"Judged: {found + fine} rules, of which {found} found something."
     )
-
-
-@pytest.mark.parametrize("reason", [NOTHING, "needs {least} steps; the record has {steps}"])
-def test_a_rule_that_had_nothing_to_measure_leaves_its_failure_open_whatever_others_said(reason):
-    """Among the rules on a collapse, one says that the lengths are healthy, and that on the entropy says nothing."""
-    (lengths,) = [rule for rule in RULES if rule.name == "length-collapse"]
-    skipped = Skipped("entropy-collapse", 57, Phrase(reason), undecided=reason != NOTHING)
-    found = Diagnosis((), ((lengths, Reading(1.0, False)),), (skipped,))
-    assert [str(one.failure.title) for one in not_excluded(found)] == ["the policy collapses"]

@@ -229,8 +229,9 @@ def test_a_run_that_is_too_short_excludes_no_collapse(tmp_path: Path) -> None:
     reasons = [language("en").reason(one) for one in said["the policy collapses"].reasons]
     assert "needs 20 steps; the record has 3" in reasons or "needs 8 steps; the record has 3" in reasons, reasons
     many = diagnose(healthy(steps=64).data(tmp_path / "many"), RULES)
-    (said,) = [one for one in not_excluded(many) if one.failure.title == "the policy collapses"]
-    assert [one.rule for one in said.reasons] == ["template-collapse"]  # all prompts differ in one word
+    # "template-collapse" cannot judge it, because all prompts differ in one word; but it looks for one form of it only.
+    assert "template-collapse" in [one.rule for one in many.skipped]
+    assert "the policy collapses" not in [one.failure.title for one in not_excluded(many)]
 
 
 def test_a_folded_finding_does_not_hide_that_the_cause_of_its_kind_is_unknown(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cavesson.record.index_folder import fingerprint
 
 
 def findings(board: Board, query: RunQuery) -> dict[str, Any] | None:
-    """Return the findings of the doctor by language, or null if it has not run yet."""
+    """Return by language what the doctor could not judge, and its findings, or null if it has not run yet."""
     run = board.run(query.run)
     return run.cache.get("findings", (looked_at(run),), lambda: _read(run), most=1)
 
@@ -26,4 +26,11 @@ def _read(run: OpenRun) -> dict[str, Any] | None:
     seen = read_findings(findings_file(run.folder))
     if seen is None or seen.run != fingerprint(run.record):
         return None  # written for an earlier run in the same folder
-    return {name: [finding.model_dump() for finding in found] for name, found in seen.found.items()}
+    return {
+        name: {
+            "summary": seen.summary.get(name, ""),
+            "not_excluded": seen.not_excluded.get(name, ()),
+            "findings": [finding.model_dump() for finding in found],
+        }
+        for name, found in seen.found.items()
+    }

@@ -84,6 +84,11 @@ class RunData:
         found: str | None = self.setting("config.model.dtype") or self.setting("dtype")
         return found
 
+    @property
+    def has_no_critic(self) -> bool:
+        """Whether all tokens of a response have the same advantage."""
+        return not self.recorded("tokens.value") and self.has("rows.advantage")
+
     def setting(self, path: str, default: Any = None) -> Any:
         """Return an entry of run.json by its dotted path, such as ``config.kl.coef``, recorded or derived.
 

@@ -21,6 +21,9 @@ from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
 NOTHING = Phrase("the run has nothing to measure")
+SUPERVISED = ("sft", "dpo", "reward-model", "reward")
+"""Algorithms that learn from given texts; TRL's reward trainer has another name."""
+NO_ROLLOUTS = Phrase("judges sampled responses; this run learns from given texts")
 HELD_OUT = Phrase("judges what training samples; this record has held-out responses only")
 SAME_TIME = 5
 """Steps by which the beginnings of two problems may differ without telling which of them came first."""
@@ -79,7 +82,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         if reading is not None and not reading.sick and reading.undecided is not None:
             skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         elif reading is None or np.isnan(reading.seen):
-            skipped.append(out or Skipped(rule.name, rule.number, NOTHING))
+            skipped.append(_not_judged(data, rule, out))
         elif reading.sick:
             with np.errstate(all="ignore"):
                 sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
@@ -93,6 +96,16 @@ def _advised(data: RunData, finding: Finding) -> Finding:
     info, fix = data.info, finding.rule.texts.fix
     settings = proposal(data, finding.rule, finding.reading)
     return replace(finding, settings=settings, names=names_for(info, fix), counterparts=counterparts(info, fix))
+
+
+def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:
+    """Return why a rule has no reading: what it lacks, unless the run cannot have what it looks for."""
+    if out is None or out.lacking:
+        if data.algorithm in SUPERVISED and not len(data.rows):
+            return Skipped(rule.name, rule.number, NO_ROLLOUTS)
+        if reason := rule.absent and rule.absent(data):
+            return Skipped(rule.name, rule.number, reason)
+    return out or Skipped(rule.name, rule.number, NOTHING)
 
 
 def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
@@ -147,7 +160,7 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         return because(
             "applies to {algorithms}; this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
         )
-    if rule.algorithms == ("ppo",) and data.algorithm is None and _has_no_critic(data):
+    if rule.algorithms == ("ppo",) and data.algorithm is None and data.has_no_critic:
         return because("applies to PPO; here, all tokens of a response have the same advantage")
     if rule.training_only and data.only_held_out and _reads_rollouts(data, rule):
         return Skipped(rule.name, rule.number, HELD_OUT, undecided=True)
@@ -178,10 +191,6 @@ def _used(data: RunData, rule: Rule) -> list[list[str]]:
     """Return the kind and the name of what each need of a rule is met by."""
     derived = "rows."  # from rollouts, like what is recorded of them
     return [next(filter(data.recorded, need.split("|")), derived).split(".", 1) for need in rule.needs]
-
-
-def _has_no_critic(data: RunData) -> bool:
-    return not data.recorded("tokens.value") and data.has("rows.advantage")
 
 
 def _is_met(data: RunData, need: str, recorded: bool) -> bool:

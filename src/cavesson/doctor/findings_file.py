@@ -55,6 +55,8 @@ class Findings(BaseModel):
     """Duration of the diagnosis."""
     summary: dict[str, str] = {}
     """By language, how much could not be judged, and how many rules found something."""
+    not_excluded: dict[str, tuple[tuple[str, str], ...]] = {}
+    """By language, failures that cannot be excluded, each with what would exclude it."""
     found: dict[str, tuple[StoredFinding, ...]]
     """The findings by language, the most certain first."""
 

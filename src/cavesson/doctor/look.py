@@ -12,7 +12,7 @@ from cavesson.doctor import findings_file
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
 from cavesson.doctor.own import all_rules
-from cavesson.doctor.report.summary import in_trainer, summary
+from cavesson.doctor.report.summary import in_trainer, open_failures, summary
 from cavesson.doctor.words import LANGUAGES, Language, language, number
 from cavesson.errors import UserError
 from cavesson.record.background import small_process, yield_cpu
@@ -45,6 +45,7 @@ def look(path: str, file: Path, version: str) -> None:
         version=version,
         seconds=time.monotonic() - began,
         summary={name: summary(diagnosis, language(name)) for name in LANGUAGES},
+        not_excluded={name: tuple(open_failures(diagnosis, language(name))) for name in LANGUAGES},
         found={name: causes(data, diagnosis, language(name)) for name in LANGUAGES},
     )
     if file.parent.is_dir():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import TYPE_CHECKING, Any, get_args
 
-from cavesson.doctor.finding import Reading, Severity
+from cavesson.doctor.finding import Phrase, Reading, Severity
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -70,6 +70,9 @@ class Rule:
     """Whether it is applied to the latest parts of a run, too, each as if the run had begun there."""
     training_only: bool = False
     """Whether it judges what training samples: held-out responses are not learned from, and often greedy."""
+    absent: "Callable[[RunData], Phrase | None] | None" = None
+    """Why a run that the rule cannot judge cannot have the fault, such as a penalty whose coefficient is 0; it returns
+    None if the run can have it."""
     disproof: Disproof | None = None
     """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
     settings: Settings = field(default_factory=dict)
@@ -92,6 +95,7 @@ def rule(
     algorithms: Iterable[str] = (),
     windows: bool = False,
     training_only: bool = False,
+    absent: "Callable[[RunData], Phrase | None] | None" = None,
     disproof: Disproof | None = None,
     settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
@@ -134,6 +138,7 @@ def rule(
             algorithms=tuple(algorithms),
             windows=windows,
             training_only=training_only,
+            absent=absent,
             disproof=disproof,
             settings=settings or {},
         )

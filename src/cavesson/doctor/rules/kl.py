@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cavesson.doctor.absent import in_raft, no_penalty
 from cavesson.doctor.data import RunData
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
@@ -84,6 +85,7 @@ def sampled_before(data: RunData) -> bool:
         "older weights sampled the responses, and their own KL to the reference is not negative",
         sampled_before,
     ),
+    absent=in_raft,
 )
 def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     points = objective(data)
@@ -181,6 +183,7 @@ def _free(data: RunData) -> bool:
     settings={"optimizer.learning_rate": lambda value, data, reading: max(value, USUAL_RATE)},
     source="rldoctor's default",
     explains=["value-constant", "value-not-fitting"],
+    absent=in_raft,
 )
 def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     points = objective(data)
@@ -206,6 +209,7 @@ def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     settings={"kl.coef": fitting},
     source="InstructGPT 2203.02155 (0.02), Bai et al. 2204.05862 (0.001), Secrets of RLHF 2307.04964 (0.05)",
     explains=["kl-flat", "kl-explosion", "reward-falls", *CRITIC],
+    absent=no_penalty,
 )
 def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01) -> Reading | None:
     rows = data.rows
@@ -316,6 +320,7 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     settings={"kl.estimator": "k1", "rloo.kl_estimator": "k1", "grpo.kl_estimator": None},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
+    absent=no_penalty,
 )
 def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Reading | None:
     sample, place, estimator = data.sample, str(data.setting("kl.place")), str(data.setting("kl.estimator"))

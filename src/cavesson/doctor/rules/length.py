@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from cavesson.correlation import rank_correlation
+from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import repeated, within
@@ -205,6 +206,7 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
               "entropy-explosion", "likelihood-displacement", *CRITIC],
     windows=True,
+    absent=no_longer,
 )  # fmt: skip
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
     rows, (column, unit) = data.rows, length_column(data)

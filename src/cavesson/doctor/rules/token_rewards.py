@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cavesson.doctor.absent import no_token_rewards, not_in_rewards, not_whitened
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED, clear, least_deviations, of_advantages
@@ -51,6 +52,7 @@ SCALE = 0.002
     "RLOO 2402.14740, section 2",
     explains=["kl-explosion", "reward-accounting", "group-advantages", "negative-kl", "kl-flat", *RUNAWAY],
     windows=True,
+    absent=not_in_rewards,
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
     if recorded_white(data):
@@ -143,6 +145,7 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
     source="The N implementation details of RLHF with PPO (the reward model's index)",
     explains=["reward-accounting", "penalty-wrong", *MISLED],
     windows=True,
+    absent=no_token_rewards,
 )
 def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | None:
     sample = data.sample
@@ -180,6 +183,7 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     source="own identity",
     explains=MISLED,
     windows=True,
+    absent=no_token_rewards,
 )
 def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: float = Share(0.01)) -> Reading | None:
     sample = data.sample
@@ -217,6 +221,7 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
     fix="scale rewards without moving their mean: whiten(rewards, shift_mean=False)",
     source="The N implementation details of RLHF with PPO (reward whitening); the code of 1909.08593",
     explains=["length-exploited", "never-ends", *MISLED],
+    absent=not_whitened,
 )
 def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 0.05) -> Reading | None:
     sample, reward = data.sample, data.sample["token_reward"]

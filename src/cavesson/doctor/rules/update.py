@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cavesson.doctor.absent import advantages_as_they_are, in_raft
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import whitened_alone
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
@@ -32,6 +33,7 @@ UNCLEAR, AGREE = 0.05, 0.9
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
+    absent=in_raft,
 )
 def ratio_blow_up(
     data: RunData, *, low: float = 0.3, high: float = 2.0, limit: float = 10.0, often: float = Share(0.02)
@@ -82,6 +84,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
     explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
+    absent=in_raft,
 )
 def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
     points, leaps = data.metric("policy/approx_kl"), data.metric("policy/estimated_kl")
@@ -156,6 +159,7 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
     explains=["update-kl-large", "clip-fraction-high"],
     algorithms=["ppo"],
     windows=True,
+    absent=advantages_as_they_are,
 )
 def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offset: float = 0.1) -> Reading | None:
     if not data.setting("config.ppo.whiten_advantages", False):

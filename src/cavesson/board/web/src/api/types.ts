@@ -261,7 +261,16 @@ export interface Finding {
 }
 
 /** What the doctor found, by language; null while it has not looked. */
-export type Findings = Record<string, Finding[]> | null;
+/** What the doctor says of a run in one language. */
+export interface Diagnosis {
+  /** how much could not be judged, and how many rules found something; empty in files of earlier versions */
+  summary: string;
+  /** failures that cannot be excluded, each with what would exclude it */
+  not_excluded: [string, string][];
+  findings: Finding[];
+}
+
+export type Findings = Record<string, Diagnosis> | null;
 
 /** Something was added to a run. */
 export interface LiveEvent {

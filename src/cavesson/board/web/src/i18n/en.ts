@@ -239,6 +239,7 @@ export const en = {
   keyTheme: "Light or dark",
   keyHelp: "This list",
   findings: "Findings",
+  notExcluded: "Cannot be excluded",
   findingSeen: "seen",
   findingFix: "change",
   findingExplains: "explains",

@@ -237,6 +237,7 @@ export const vi: Dictionary = {
   keyTheme: "Sáng hay tối",
   keyHelp: "Danh sách này",
   findings: "Kết quả chẩn đoán",
+  notExcluded: "Không thể loại trừ",
   findingSeen: "đo được",
   findingFix: "nên sửa",
   findingExplains: "kéo theo",

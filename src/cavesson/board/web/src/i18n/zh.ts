@@ -233,6 +233,7 @@ export const zh: Dictionary = {
   keyTheme: "浅色或深色",
   keyHelp: "本列表",
   findings: "诊断结果",
+  notExcluded: "无法排除",
   findingSeen: "实测",
   findingFix: "修改",
   findingExplains: "由此引起",

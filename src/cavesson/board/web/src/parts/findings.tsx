@@ -1,6 +1,6 @@
-/** What the doctor found: each finding leads to its first step and to the rollouts that show it. */
+/** What the doctor could not judge, and what it found: a finding leads to its first step and the rollouts that show it. */
 
-import type { Finding, Steps } from "../api/types";
+import type { Diagnosis, Finding, Steps } from "../api/types";
 import { type Translate, useText } from "../i18n";
 import { visible } from "../maths/text";
 import { selectStep } from "../state/board";
@@ -9,21 +9,45 @@ import { openTokens } from "./rollout-line";
 /** So many rollouts are linked from one finding. */
 const MOST = 12;
 
-export function Findings({ run, findings }: { run: number; findings: Finding[] }) {
+export function Findings({ run, diagnosis }: { run: number; diagnosis: Diagnosis }) {
   const t = useText();
-  if (findings.length === 0) return null;
+  const { summary, findings } = diagnosis;
+  if (findings.length === 0 && !summary) return null;
   return (
     <section class="card findings" aria-label={t("findings")}>
       <header>
         <h3>{t("findings")}</h3>
         <span class="muted">{findings.length}</span>
       </header>
+      {summary && <p class="judged">{summary}</p>}
+      <NotExcluded failures={diagnosis.not_excluded} />
       <ul>
         {findings.map((finding) => (
           <One key={finding.id} run={run} finding={finding} />
         ))}
       </ul>
     </section>
+  );
+}
+
+/** Failures that the run may have although nothing shows them, and what would exclude them. */
+function NotExcluded({ failures }: { failures: Diagnosis["not_excluded"] }) {
+  const t = useText();
+  if (failures.length === 0) return null;
+  return (
+    <details class="open-failures">
+      <summary class="muted">
+        {t("notExcluded")} ({failures.length})
+      </summary>
+      <dl>
+        {failures.map(([failure, lacking]) => (
+          <div key={failure}>
+            <dt>{failure}</dt>
+            <dd class="muted">{lacking}</dd>
+          </div>
+        ))}
+      </dl>
+    </details>
   );
 }
 

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { address, forgetMatching } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Finding, Findings, Hits } from "../api/types";
+import type { Diagnosis, Findings, Hits } from "../api/types";
 import { Timeline } from "../charts/timeline";
 import { language, useText } from "../i18n";
 import { moveStep, selectStep, useRun, useStep, useVersion } from "../state/board";
@@ -13,9 +13,9 @@ import { useRoute } from "../state/router";
 import { VERIFYING_MS } from "../state/rows";
 import { splitOf } from "../state/selection";
 
-const NONE: Finding[] = [];
+const NONE: Diagnosis = { summary: "", not_excluded: [], findings: [] };
 
-export function useFindings(run: number): Finding[] {
+export function useDiagnosis(run: number): Diagnosis {
   const version = useVersion(run);
   const chosen = useStore(language);
   return useResource<Findings>(address(`runs/${run}/findings`), version).data?.[chosen] ?? NONE;
@@ -42,7 +42,7 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
   const run = useRun();
   const step = useStep();
   const series = useSeries(run.run);
-  const findings = useFindings(run.run);
+  const { findings } = useDiagnosis(run.run);
   const { view, query } = useRoute();
   const { q, regex, filter } = query;
   const asked = { split: splitOf(query), q, regex, filter };

@@ -8,7 +8,7 @@ import { useText } from "../i18n";
 import { Segments, Switch } from "../parts/segments";
 import { Smoothing } from "../parts/smoothing";
 import { StepBrief } from "../parts/step-brief";
-import { useFindings } from "../parts/scrubber";
+import { useDiagnosis } from "../parts/scrubber";
 import { Findings } from "../parts/findings";
 import { selectStep, useRun, useStep } from "../state/board";
 import { metricNames, useSeries, useZoomed } from "../state/series";
@@ -25,7 +25,8 @@ export function Overview() {
   const more = find === null ? [] : metricNames(known);
   const whole = useSeries(run.run, more);
   const colours = usePalette();
-  const findings = useFindings(run.run);
+  const diagnosis = useDiagnosis(run.run);
+  const { findings } = diagnosis;
   const shaping: Shaping = {
     smooth: Number(query["smooth"] ?? 0),
     zero: query["zero"] === "1",
@@ -63,7 +64,7 @@ export function Overview() {
     );
   return (
     <main class="view">
-      <Findings run={run.run} findings={findings} />
+      <Findings run={run.run} diagnosis={diagnosis} />
       <ShapingBar shaping={shaping} zoomed={zoom !== null} />
       <div class="charts">{charts.map((chart) => drawn(chart))}</div>
       {run.columns.rows.length > 0 && <StepBrief step={step} />}

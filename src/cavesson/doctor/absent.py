@@ -1,0 +1,66 @@
+"""Why a run cannot have a fault for which it lacks the columns."""
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.critic import are_white, recorded_white
+from cavesson.doctor.finding import Phrase
+from cavesson.doctor.readings import length_column
+
+OF_RESPONSES = ("grpo", "rloo", "raft")
+"""Algorithms that reward whole responses."""
+
+
+def no_penalty(data: RunData) -> Phrase | None:
+    """Say that a run has no KL penalty, if its recorded coefficients are all 0."""
+    coefficients = data.rows["kl_coef"] if data.recorded("rows.kl_coef") else np.array([])
+    known = coefficients[np.isfinite(coefficients)]
+    return Phrase("the run has no KL penalty: its coefficient is 0") if len(known) and not known.any() else None
+
+
+def not_in_rewards(data: RunData) -> Phrase | None:
+    """Say that no reward of a run contains a penalty, if it has none or has it in the loss."""
+    if data.recorded("tokens.token_reward"):
+        return None
+    if data.setting("kl.place") == "loss":
+        return Phrase("judges a penalty in the rewards; this run has it in the loss")
+    return no_penalty(data)
+
+
+def no_token_rewards(data: RunData) -> Phrase | None:
+    """Say that tokens have no rewards of their own, if the algorithm rewards responses or all advantages are alike."""
+    if not data.recorded("tokens.token_reward") and (data.algorithm in OF_RESPONSES or data.has_no_critic):
+        return Phrase("judges the rewards of tokens; this run rewards whole responses")
+    return None
+
+
+def in_raft(data: RunData) -> Phrase | None:
+    """Say that RAFT, which trains on chosen responses as on given ones, compares no two policies."""
+    raft = Phrase("RAFT trains on chosen responses; it has no reference and no probability ratio")
+    return raft if data.algorithm == "raft" else None
+
+
+def other_reference(data: RunData) -> Phrase | None:
+    """Say that the reference is another model by design, if the settings name one, or that there is none."""
+    if data.setting("config.reference.path") is not None:
+        return Phrase("the reference is another model than the initial policy, as the settings say")
+    return in_raft(data)
+
+
+def not_whitened(data: RunData) -> Phrase | None:
+    """Say that nothing whitens the rewards, if the variance of those of a step is not 1."""
+    white = recorded_white(data) or are_white(data.sample)
+    return None if white else Phrase("the token rewards are not whitened")
+
+
+def advantages_as_they_are(data: RunData) -> Phrase | None:
+    """Say that nothing whitens the advantages, if the settings say so."""
+    off = data.setting("config.ppo.whiten_advantages") is False
+    return Phrase("the advantages are not whitened") if off else None
+
+
+def no_longer(data: RunData) -> Phrase | None:
+    """Say that no reward is gained by length, if responses do not become longer."""
+    lengths = data.rows.mean(length_column(data)[0])
+    grow = len(lengths) and lengths.last() > lengths.first()
+    return Phrase("the responses do not become longer") if len(lengths) and not grow else None

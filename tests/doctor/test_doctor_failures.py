@@ -1,0 +1,143 @@
+"""Which failures a diagnosis excludes: those whose own rules could judge, or that the run cannot have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from doctor_helpers import Made, healthy
+
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import NOTHING, Diagnosis, Finding, diagnose
+from cavesson.doctor.failures import FAILURES, Failure, not_excluded
+from cavesson.doctor.finding import Phrase, Reading, Skipped
+from cavesson.doctor.rules import RULES
+from cavesson.record import Recorder, write_run
+
+BY_NAME = {rule.name: rule for rule in RULES}
+WELL = Reading(1.0, False)
+UNJUDGED = {
+    "nothing to measure": Skipped("", 0, NOTHING),
+    "too short": Skipped("", 0, Phrase("needs 20 steps; the record has 3"), undecided=True),
+    "not recorded": Skipped("", 0, Phrase("not recorded"), lacking=("rows.reward",)),
+}
+
+
+def open_titles(diagnosis: Diagnosis) -> list[str]:
+    return [str(one.failure.title) for one in not_excluded(diagnosis)]
+
+
+def test_each_rule_looks_for_one_failure_itself() -> None:
+    rules = [rule for failure in FAILURES for rule in failure.rules]
+    assert set(rules) <= set(BY_NAME) and len(rules) == len(set(rules))
+
+
+@pytest.mark.parametrize("why", UNJUDGED)
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.rules[0])
+def test_a_failure_is_open_if_one_of_its_own_rules_could_not_judge_whatever_all_others_said(
+    failure: Failure, why: str
+) -> None:
+    for name in failure.rules:
+        rule, others = BY_NAME[name], [one for one in RULES if one.name not in failure.rules]
+        one = UNJUDGED[why]
+        skipped = Skipped(name, rule.number, one.reason, one.words, one.lacking, one.undecided)
+        for found in (
+            Diagnosis((), tuple((other, WELL) for other in RULES if other is not rule), (skipped,)),
+            Diagnosis(tuple(Finding(other, Reading(1.0, True)) for other in others), (), (skipped,)),
+        ):
+            assert open_titles(found) == [failure.title], name
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.rules[0])
+def test_a_failure_is_excluded_if_its_own_rules_could_judge_though_no_other_could(failure: Failure) -> None:
+    own = tuple((BY_NAME[name], WELL) for name in failure.rules)
+    others = tuple(Skipped(one.name, one.number, NOTHING) for one in RULES if one.name not in failure.rules)
+    assert failure.title not in open_titles(Diagnosis((), own, others))
+
+
+def test_a_falling_reward_does_not_hide_that_no_advantages_were_seen() -> None:
+    skipped = Skipped("group-advantages", 72, Phrase("not recorded"), lacking=("tokens.advantage",))
+    found = Diagnosis((Finding(BY_NAME["reward-falls"], Reading(1.0, True)),), (), (skipped,))
+    assert open_titles(found) == ["advantages are computed wrongly"]
+
+
+def without_penalty(made: Made) -> None:
+    made.rows["kl_coef"] = np.zeros_like(made.rows["kl_coef"])
+
+
+def in_loss(made: Made) -> None:
+    made.info["kl"] = {"place": "loss", "estimator": "k3"}
+
+
+def not_white(made: Made) -> None:
+    made.info["config"]["ppo"]["whiten_advantages"] = False
+
+
+def another_reference(made: Made) -> None:
+    made.info["config"]["reference"] = {"path": "another"}
+
+
+def all_alike(made: Made) -> None:
+    made.tokens["mask"] = np.ones_like(made.mask)
+    made.settle()
+
+
+def nothing(made: Made) -> None:
+    """As it is."""
+
+
+PENALTY = ["token_reward", "return", "value"]
+RAFT = ["ref_logprob", "token_reward", "value", "advantage", "return"]
+CANNOT: dict[str, tuple[str, Callable[[Made], None], list[str], dict[str, str]]] = {
+    "a penalty of 0": ("grpo", without_penalty, PENALTY, {
+        "penalty-wrong": "its coefficient is 0", "penalty-mis-scaled": "its coefficient is 0"}),
+    "a penalty in the loss": ("grpo", in_loss, PENALTY, {"penalty-wrong": "in the loss"}),
+    "rewards of responses": ("grpo", nothing, PENALTY, {
+        "reward-position": "whole responses", "reward-accounting": "whole responses"}),
+    "rewards that are not whitened": ("ppo", nothing, [], {"rewards-shifted": "not whitened"}),
+    "advantages that are not whitened": ("ppo", not_white, [], {"advantage-scale": "not whitened"}),
+    "another reference": ("ppo", another_reference, [], {"kl-at-start": "another model"}),
+    "raft": ("raft", nothing, RAFT, {
+        "negative-kl": "no reference", "kl-at-start": "no reference", "reference-replaced": "no reference",
+        "update-kl-large": "no probability ratio", "ratio-not-one": "no probability ratio"}),
+    "one length": ("ppo", all_alike, [], {"length-exploited": "do not become longer"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CANNOT)
+def test_what_a_run_cannot_have_is_excluded(kind: str, tmp_path: Path) -> None:
+    algorithm, change, lacking, reasons = CANNOT[kind]
+    made = healthy(algorithm)
+    change(made)
+    for name in lacking:
+        del made.tokens[name]
+    made.metrics = {name: values for name, values in made.metrics.items() if not name.startswith(("kl", "policy"))}
+    found = diagnose(made.data(tmp_path), RULES)
+    skipped = {one.rule: one for one in found.skipped if one.rule in reasons}
+    assert {rule: words in str(skipped[rule].reason) for rule, words in reasons.items()} == dict.fromkeys(reasons, True)
+    assert not any(one.lacking or one.undecided for one in skipped.values())
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", None])
+def test_a_penalty_that_may_be_there_is_not_excluded(algorithm: str | None, tmp_path: Path) -> None:
+    """The same record with a coefficient above 0, and no word of the place of the penalty."""
+    made = healthy("grpo")
+    made.info = {"algorithm": algorithm} if algorithm else {}
+    for name in PENALTY:
+        del made.tokens[name]
+    assert "the KL penalty has the wrong sign, size or place" in open_titles(diagnose(made.data(tmp_path), RULES))
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward-model", None, "grpo"])
+def test_a_run_that_learns_from_given_texts_lacks_no_rollouts(algorithm: str | None, tmp_path: Path) -> None:
+    info: dict[str, Any] = {"algorithm": algorithm} if algorithm else {}
+    write_run(tmp_path, info)
+    with Recorder(tmp_path) as recorder:
+        for step in range(30):
+            recorder.metrics(step, {"loss": 2.0 - step / 30, "optim/grad_norm": 0.5, "time/step": 1.0})
+    found = diagnose(RunData(cavesson.open(tmp_path)), RULES)
+    supervised = algorithm in ("sft", "dpo", "reward-model")
+    assert (open_titles(found) == []) == supervised
+    assert {"not-finite", "zero-gradient", "stalls"} <= {rule.name for rule, _ in found.healthy}
