@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from cavesson.processes import Processes
-from cavesson.train.update import Learned
+from cavesson.train.update import Chosen
 from cavesson.types import Batch
 
 ALONE = Processes("cpu")
@@ -17,7 +17,7 @@ def split(batch: Batch, size: int) -> Iterator[Batch]:
     return (batch.part(range(start, min(start + size, len(batch)))) for start in range(0, len(batch), size))
 
 
-def every(batch: Batch) -> Learned:
+def every(batch: Batch) -> Chosen:
     """All rows of the batch of a single process."""
     rows = torch.arange(len(batch))
-    return Learned(rows, rows, len(batch))
+    return Chosen(rows, rows, len(batch))

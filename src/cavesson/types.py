@@ -17,10 +17,11 @@ class Batch:
     """Named tensors that share their first axis: one row per sequence.
 
     Rollouts: prompts are padded on the left, `[B, S]`; everything about responses is padded on the right, `[B, T]`, and
-    position t of every `[B, T]` column refers to response token t.
+    position t of every `[B, T]` column refers to token t after the prompt. `attended` is 1 on all tokens that exist;
+    `learned` is 1 on those of them that the policy sampled, which every loss and every statistic counts.
 
-    Examples: `ids` and `mask`, `[B, L]`, are padded on the right; `mask` is 1 on the learned tokens, and `length`
-    `[B]` counts the tokens. Pairs have two of each, `chosen_…` and `rejected_…`.
+    Examples: `ids` and `learned`, `[B, L]`, are padded on the right, and `length` `[B]` counts the tokens. Pairs have
+    two of each, `chosen_…` and `rejected_…`.
     """
 
     columns: Mapping[str, Tensor]
@@ -59,7 +60,7 @@ class Batch:
         return Batch({name: column.to(device) for name, column in self.columns.items()})
 
     def _trimmed(self) -> "Batch":
-        if not any(name.endswith(("mask", "length")) for name in self.columns if name != "prompt_mask"):
+        if not any(name == "attended" or name.endswith("length") for name in self.columns):
             return self
         return Batch({name: self._cut(name, column) for name, column in self.columns.items()})
 
@@ -70,7 +71,7 @@ class Batch:
         if name.startswith("prompt_"):
             return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
         side = next((side for side in ("chosen_", "rejected_") if name.startswith(side)), "")
-        lengths = self[f"{side}length"] if f"{side}length" in self else self["mask"].sum(1)
+        lengths = self[f"{side}length"] if f"{side}length" in self else self["attended"].sum(1)
         # Two columns of a response: with one, a policy that shares prompts makes one pass instead of two, and processes
         # between which weights are sharded must make the same passes.
         return column[:, : max(2, int(lengths.max()))]
@@ -145,7 +146,7 @@ class Rollouts:
 
 
 class Scores(NamedTuple):
-    """A policy's scores of given responses, each `[B, T]` float32 and 0 on padding."""
+    """A policy's scores of given responses, each `[B, T]` float32 and 0 on tokens that are not learned."""
 
     logprob: Tensor
     entropy: Tensor

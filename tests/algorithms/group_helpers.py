@@ -28,7 +28,8 @@ def uneven(dtype: torch.dtype = torch.float32, **changes: Any) -> Batch:
 
     logprob = -1.5 + 0.5 * numbers(8, LIMIT)
     columns = {
-        "mask": mask,
+        "attended": mask,
+        "learned": mask,
         "prompt_mask": torch.ones(8, 2),
         "logprob": logprob,
         "sampler_logprob": logprob + 0.5 * numbers(8, LIMIT),
@@ -47,14 +48,14 @@ def grpo(**changes: Any) -> GRPO:
 
 def full(batch: Batch) -> Batch:
     """The responses that have tokens: TRL knows no others."""
-    return batch.take(batch["mask"].sum(1).nonzero().squeeze(1))
+    return batch.take(batch["learned"].sum(1).nonzero().squeeze(1))
 
 
 def moved(batch: Batch, size: float = 0.3) -> Tensor:
     """Log-probabilities after some update."""
     generator = torch.Generator().manual_seed(8)
-    noise = torch.randn(batch["mask"].shape, generator=generator, dtype=torch.float64)
-    return (batch["logprob"] + size * noise.to(batch["mask"].dtype)).detach().requires_grad_()
+    noise = torch.randn(batch["learned"].shape, generator=generator, dtype=torch.float64)
+    return (batch["logprob"] + size * noise.to(batch["learned"].dtype)).detach().requires_grad_()
 
 
 def scores(logprob: Tensor) -> Scores:
@@ -68,7 +69,7 @@ def accumulated(algorithm: RolloutAlgorithm, batch: Batch, logprob: Tensor, size
     for start in range(0, len(batch), size):
         rows = torch.arange(start, min(start + size, len(batch)))
         micro = batch.take(rows)
-        now = logprob[rows][:, : micro["mask"].shape[1]]
+        now = logprob[rows][:, : micro["learned"].shape[1]]
         part = weighted_mean(algorithm.loss(scores(now), micro).loss, algorithm.weights(micro), total)
         part.backward()
         loss += part.item()
@@ -111,7 +112,7 @@ def trl_trainer(kind: str, **settings: Any) -> Any:
 
 def trl_inputs(batch: Batch, **more: Tensor) -> dict[str, Tensor]:
     """A batch in TRL's words."""
-    mask = batch["mask"]
+    mask = batch["learned"]
     return {
         "prompt_ids": torch.ones(len(batch), 2, dtype=torch.long),
         "prompt_mask": torch.ones(len(batch), 2, dtype=torch.long),

@@ -24,7 +24,7 @@ def batch(chosen: list[float], rejected: list[float], lengths: tuple[int, int] =
     """Pairs of these log-probabilities under the reference, whose responses have so many tokens."""
     columns = {"chosen_reference": torch.tensor(chosen), "rejected_reference": torch.tensor(rejected)}
     for side, length in zip(("chosen", "rejected"), lengths, strict=True):
-        columns[f"{side}_mask"] = torch.tensor([[0.0, *[1.0] * length, 0.0]] * len(chosen))
+        columns[f"{side}_learned"] = torch.tensor([[0.0, *[1.0] * length, 0.0]] * len(chosen))
         columns[f"{side}_length"] = torch.tensor([length + 2] * len(chosen))
     return Batch(columns)
 

@@ -24,7 +24,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "grpo.md"
 def credited(rewards: list[float], group: list[int], kl_coef: float = 0.0, **changes: Any) -> Tensor:
     """Advantages `[B]` of responses of one token."""
     ones = torch.ones(len(rewards), 1)
-    columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group), "mask": ones}
+    columns = {
+        "shaped_reward": torch.tensor(rewards),
+        "group_in_step": torch.tensor(group),
+        "attended": ones,
+        "learned": ones,
+    }
     return grpo(**changes).credit(Batch(columns), kl_coef, ALONE)["advantage"][:, 0]
 
 
@@ -50,7 +55,7 @@ def test_equal_rewards_teach_nothing(baseline, scale):
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_group_has_as_much_to_gain_as_to_lose(scale):
-    batch = uneven(mask=torch.ones(8, LIMIT))
+    batch = uneven(attended=torch.ones(8, LIMIT), learned=torch.ones(8, LIMIT))
     advantage = grpo(scale=scale).credit(batch, 0.0, ALONE)["advantage"]
     assert (advantage == advantage[:, :1]).all()
     assert advantage.abs().max() > 0.5
@@ -69,7 +74,7 @@ def test_the_order_of_the_responses_changes_nothing(kl_in):
 
 def test_advantages_stand_on_tokens_only():
     batch = uneven()
-    assert (grpo().credit(batch, 0.0, ALONE)["advantage"] != 0).equal(batch["mask"] > 0)
+    assert (grpo().credit(batch, 0.0, ALONE)["advantage"] != 0).equal(batch["learned"] > 0)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
@@ -87,7 +92,8 @@ def test_kl_in_the_reward_by_hand():
     # Two responses of two tokens; Δ = (0.5, −0.25) and (1, 0).
     batch = Batch(
         {
-            "mask": torch.ones(2, 2),
+            "attended": torch.ones(2, 2),
+            "learned": torch.ones(2, 2),
             "logprob": torch.tensor([[-1.0, -2.0], [-1.0, -1.0]]),
             "ref_logprob": torch.tensor([[-1.5, -1.75], [-2.0, -1.0]]),
             "shaped_reward": torch.tensor([3.0, 4.0]),
@@ -157,7 +163,9 @@ def test_mistakes_are_named(flags, words):
 def test_reinforce_plus_plus_needs_no_groups():
     flags = ["--samples_per_prompt", "1", "--grpo.baseline", "batch", "--grpo.scale", "batch"]
     run = load(GRPORun, None, [*flags, "--grpo.kl_in", "reward", "--grpo.kl_estimator", "k1", "--kl.coef", "0.01"])
-    batch = run.algorithm.credit(uneven(mask=torch.ones(8, LIMIT), group_in_step=torch.arange(8)), 0.01, ALONE)
+    batch = run.algorithm.credit(
+        uneven(attended=torch.ones(8, LIMIT), learned=torch.ones(8, LIMIT), group_in_step=torch.arange(8)), 0.01, ALONE
+    )
     spent = 0.01 * k1(batch["logprob"], batch["ref_logprob"]).sum(1)
     signal = batch["shaped_reward"] - spent
     expected = (signal - signal.mean()) / (signal.std() + 1e-4)

@@ -20,7 +20,14 @@ from cavesson.types import Batch
 def test_normalisation_by_hand(normalise, expected):
     # At ratio 1 a token's loss is −Â: one token of −2, three of +1, and at most four tokens per response.
     mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]])
-    batch = Batch({"mask": mask, "logprob": -torch.ones(2, 3), "advantage": torch.tensor([[2.0], [-1.0]]) * mask})
+    batch = Batch(
+        {
+            "attended": mask,
+            "learned": mask,
+            "logprob": -torch.ones(2, 3),
+            "advantage": torch.tensor([[2.0], [-1.0]]) * mask,
+        }
+    )
     batch = batch.with_columns(prompt_mask=torch.ones(2, 1))
     loss, gradient = accumulated(grpo(normalise=normalise), batch, batch["logprob"], 2)
     assert loss == pytest.approx(expected)  # (−2 + 3)/4, (−2 + 1)/2, (−2 + 3)/(2 · 4)
@@ -55,7 +62,7 @@ def slow_loss(algorithm: GRPO, batch: Batch, logprob: list[list[float]], fixed: 
     total, divisor = 0.0, 0.0
     columns = {name: column.tolist() for name, column in batch.columns.items()}
     for row in range(len(batch)):
-        length = int(sum(columns["mask"][row]))
+        length = int(sum(columns["learned"][row]))
         is_learned = length > 0 and (algorithm.overlong != "filter" or columns["ended"][row] == 1)
         tokens = range(length if is_learned else 0)
         old = columns["logprob"][row]
@@ -132,7 +139,7 @@ def test_gradient_of_k3_in_the_loss():
     logprob = moved(batch)
     _, gradient = accumulated(grpo(), batch, logprob, 8)
     pull = (1 - (batch["ref_logprob"] - logprob.detach()).exp()) * batch["kl_coef"][:, None] / 19
-    torch.testing.assert_close(gradient, pull * batch["mask"])
+    torch.testing.assert_close(gradient, pull * batch["learned"])
 
 
 def test_without_a_reference_there_is_no_kl():
@@ -160,10 +167,10 @@ def test_the_first_ratio_is_one(ratio):
     algorithm = grpo(ratio=ratio)
     batch = algorithm.credit(uneven(), 0.0, ALONE)
     result = algorithm.loss(scores(batch["logprob"]), batch)
-    on_tokens = batch["mask"] > 0
+    on_tokens = batch["learned"] > 0
     per_response = ratio == "sequence"
     seen = result.response_means if per_response else result.means
-    assert seen["policy/ratio"][batch["mask"].any(1) if per_response else on_tokens].eq(1).all()
+    assert seen["policy/ratio"][batch["learned"].any(1) if per_response else on_tokens].eq(1).all()
     assert result.maxima["policy/ratio_error_max"][on_tokens].eq(0).all()
     torch.testing.assert_close(result.means["loss/policy"][on_tokens], -batch["advantage"][on_tokens])
 
@@ -172,7 +179,14 @@ def test_metrics_of_the_update_by_hand():
     # Ratios ½, 1 and 4 of a good response, and again of a bad one: high clips the first, low the second.
     old = -torch.ones(2, 3)
     ratio = torch.tensor([[0.5, 1.0, 4.0]] * 2)
-    batch = Batch({"mask": torch.ones(2, 3), "logprob": old, "advantage": torch.tensor([[1.0] * 3, [-1.0] * 3])})
+    batch = Batch(
+        {
+            "attended": torch.ones(2, 3),
+            "learned": torch.ones(2, 3),
+            "logprob": old,
+            "advantage": torch.tensor([[1.0] * 3, [-1.0] * 3]),
+        }
+    )
     seen = weighted_means(grpo(clip_low=0.3, clip_high=0.6), batch, old + ratio.log())
     assert seen["policy/clip_low"] == pytest.approx(1 / 6)
     assert seen["policy/clip_high"] == pytest.approx(1 / 6)

@@ -34,7 +34,8 @@ def rollouts(
     mask = torch.tensor([[1.0] * n + [0.0] * (max(lengths) - n) for n in lengths])
     reward = torch.tensor(rewards)
     given = {
-        "mask": mask,
+        "attended": mask,
+        "learned": mask,
         "reward": reward,
         "shaped_reward": reward,
         "group_in_step": torch.tensor(group or [0] * len(rewards)),
@@ -84,7 +85,9 @@ def test_leaving_the_reference_costs_a_response_its_place():
     logprob = torch.tensor([[-1.0, -1.0, 0.0], [-1.0, -1.0, 0.0]])
     reference = torch.tensor([[-1.5, -1.5, -90.0], [-1.0, -1.0, 80.0]])
     batch = rollouts([1.4, 1.0], [2, 2], logprob=logprob, ref_logprob=reference)
-    batch = batch.with_columns(mask=torch.tensor([[1.0, 1.0, 0.0]] * 2))
+    batch = batch.with_columns(
+        attended=torch.tensor([[1.0, 1.0, 0.0]] * 2), learned=torch.tensor([[1.0, 1.0, 0.0]] * 2)
+    )
     assert kept(RAFT(k=2), batch, kl_coef=0.3) == [0]  # 1.4 − 0.3 > 1
     assert kept(RAFT(k=2), batch, kl_coef=0.5) == [1]  # 1.4 − 0.5 < 1
     assert RAFT(k=2).credit(batch, 0.5, ALONE)["score"].tolist() == pytest.approx([0.9, 1.0])
@@ -133,8 +136,8 @@ def test_only_the_kept_are_worth_training_on(step):
     raft = RAFT(k=k)
     batch = raft.credit(rollouts(rewards, lengths=[1 + row % 3 for row in range(len(rewards))]), 0.0, ALONE)
     selected = batch["selected"]
-    assert torch.equal(raft.weights(batch), batch["mask"] * selected[:, None])
-    assert torch.equal(batch["learned"], selected.bool())
+    assert torch.equal(raft.weights(batch), batch["learned"] * selected[:, None])
+    assert torch.equal(batch["chosen"], selected.bool())
     assert torch.equal(batch["advantage"], raft.weights(batch))
 
 

@@ -17,7 +17,7 @@ from cavesson.types import Batch
 def credited(rewards: list[float], group: list[int], **changes: Any) -> list[float]:
     """Advantages `[B]` of responses of one token."""
     columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group)}
-    batch = Batch({**columns, "mask": torch.ones(len(rewards), 1)})
+    batch = Batch({**columns, "attended": torch.ones(len(rewards), 1), "learned": torch.ones(len(rewards), 1)})
     return RLOO(**changes).credit(batch, 0.0, ALONE)["advantage"][:, 0].tolist()
 
 
@@ -43,13 +43,13 @@ def test_advantages_are_those_of_grpo_times_g_over_g_minus_one():
 def test_advantages_are_those_of_trl(whiten):
     utils = pytest.importorskip("trl.trainer.utils")
     batch = uneven()
-    spent = ((batch["logprob"] - batch["ref_logprob"]) * batch["mask"]).sum(1)
+    spent = ((batch["logprob"] - batch["ref_logprob"]) * batch["learned"]).sum(1)
     rewards = (batch["shaped_reward"] - 0.3 * spent).view(2, 4)
     expected = (rewards - (rewards.nansum(1, keepdim=True) - rewards) / 3).flatten()
     if whiten:
         expected = (expected - expected.nanmean()) / (utils.nanstd(expected) + 1e-4)
     ours = RLOO(whiten_advantages=whiten).credit(batch, 0.3, ALONE)["advantage"]
-    torch.testing.assert_close(ours, expected[:, None] * batch["mask"])
+    torch.testing.assert_close(ours, expected[:, None] * batch["learned"])
 
 
 def test_the_kl_is_taken_off_the_reward():
@@ -57,7 +57,7 @@ def test_the_kl_is_taken_off_the_reward():
     delta = batch["logprob"] - batch["ref_logprob"]
     for name, spent in {"k1": delta, "k2": delta**2 / 2, "k3": (-delta).exp() - 1 + delta}.items():
         signal = RLOO(kl_estimator=name).credit(batch, 0.3, ALONE)["signal"]
-        torch.testing.assert_close(signal, batch["shaped_reward"] - 0.3 * (spent * batch["mask"]).sum(1))
+        torch.testing.assert_close(signal, batch["shaped_reward"] - 0.3 * (spent * batch["learned"]).sum(1))
     assert "loss/kl" not in weighted_means(RLOO(), RLOO().credit(batch, 0.3, ALONE), moved(batch))
 
 
@@ -69,8 +69,8 @@ def test_the_first_pass_is_reinforce(ratio):
     _, gradient = accumulated(algorithm, batch, batch["logprob"], 8)
     torch.testing.assert_close(gradient, -batch["advantage"] / 8)
     result = algorithm.loss(scores(batch["logprob"]), batch)
-    assert result.means["policy/ratio"][batch["mask"] > 0].eq(1).all()
-    assert result.maxima["policy/ratio_error_max"][batch["mask"] > 0].eq(0).all()
+    assert result.means["policy/ratio"][batch["learned"] > 0].eq(1).all()
+    assert result.maxima["policy/ratio_error_max"][batch["learned"] > 0].eq(0).all()
 
 
 @pytest.mark.parametrize("ratio", ["sequence", "token"])
@@ -79,13 +79,13 @@ def test_importance_weights_the_gradient_of_each_token(ratio):
     batch = RLOO().credit(uneven(), 0.0, ALONE)
     chance = torch.Generator().manual_seed(0)
     batch = batch.with_columns(
-        sampler_logprob=batch["logprob"] + 0.7 * torch.randn(batch["mask"].shape, generator=chance)
+        sampler_logprob=batch["logprob"] + 0.7 * torch.randn(batch["learned"].shape, generator=chance)
     )
     weight = (batch["logprob"] - batch["sampler_logprob"]).exp().clamp(max=1.5)
     algorithm = RLOO(ratio=ratio, importance=1.5, clip_low=0.9, clip_high=9.0)
     for by in (0.0, 0.01):
         logprob = batch["logprob"] + by
-        rho = math.exp(by) if ratio == "token" else (by * batch["mask"].sum(1, keepdim=True)).exp()
+        rho = math.exp(by) if ratio == "token" else (by * batch["learned"].sum(1, keepdim=True)).exp()
         _, gradient = accumulated(algorithm, batch, logprob, 8)
         torch.testing.assert_close(gradient, -batch["advantage"] * weight * rho / 8)
 
@@ -93,8 +93,8 @@ def test_importance_weights_the_gradient_of_each_token(ratio):
 def test_the_ratio_of_a_long_response_stays_finite():
     batch = RLOO().credit(uneven(), 0.0, ALONE)
     result = RLOO().loss(scores(batch["logprob"] + 200.0), batch)
-    assert result.loss[batch["mask"] > 0].isfinite().all()
-    assert result.maxima["policy/ratio_max"][batch["mask"] > 0].min() > 1e30  # the guard of the update sees it
+    assert result.loss[batch["learned"] > 0].isfinite().all()
+    assert result.maxima["policy/ratio_max"][batch["learned"] > 0].min() > 1e30  # the guard of the update sees it
 
 
 def test_loss_and_gradient_are_those_of_trl():
@@ -103,7 +103,7 @@ def test_loss_and_gradient_are_those_of_trl():
     loss, gradient = accumulated(algorithm, batch, moved(batch, -0.8), len(batch))
     logprob = moved(batch, -0.8)
     trainer = trl_trainer("RLOOTrainer", logprob=logprob)
-    theirs = trainer.loss(trl_inputs(batch, old_logps=(batch["logprob"] * batch["mask"]).sum(1)))
+    theirs = trainer.loss(trl_inputs(batch, old_logps=(batch["logprob"] * batch["learned"]).sum(1)))
     theirs.backward()
     assert loss == pytest.approx(theirs.item(), abs=1e-6)
     torch.testing.assert_close(gradient, logprob.grad)
@@ -117,7 +117,7 @@ def slow_loss(algorithm: RLOO, batch: Batch, logprob: list[list[float]]) -> floa
     total = 0.0
     columns = {name: column.tolist() for name, column in batch.columns.items()}
     for row in range(len(batch)):
-        tokens = range(int(sum(columns["mask"][row])))
+        tokens = range(int(sum(columns["learned"][row])))
         moves = [logprob[row][t] - columns["logprob"][row][t] for t in tokens]
         ratios = [math.exp(sum(moves))] if algorithm.ratio == "sequence" and moves else [math.exp(m) for m in moves]
         for ratio in ratios:

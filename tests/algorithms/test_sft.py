@@ -27,7 +27,7 @@ def likelihoods(start: bool = False) -> list[float]:
 
 def test_loss_by_hand():
     mask = torch.tensor([[0.0, 1, 1], [0, 1, 0]])
-    batch = Batch({"mask": mask})
+    batch = Batch({"attended": mask, "learned": mask})
     logprob = torch.tensor([[0.0, -1, -2], [0, -6, 0]])
     loss, means = loss_of(SFT(), Scores(logprob, torch.tensor([[0.0, 3, 1], [0, 2, 0]]), None), batch)
     assert loss == pytest.approx((1 + 2 + 6) / 3)  # every token counts once, whatever row it is in

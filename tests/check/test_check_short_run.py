@@ -74,7 +74,8 @@ def test_in_grpo_advantages_and_penalty_balance_at_the_target() -> None:
             "logprob": logprob.detach(),
             "ref_logprob": torch.stack([reference[first], reference[second]], dim=1),
             "advantage": advantage[:, None].expand(-1, 2),
-            "mask": torch.ones_like(logprob),
+            "attended": torch.ones_like(logprob),
+            "learned": torch.ones_like(logprob),
             "kl_coef": torch.full_like(chances, beta),
         }
     )

@@ -12,7 +12,8 @@ def batch() -> Batch:
             "prompt_ids": torch.tensor([[1, 1, 5], [6, 7, 8], [1, 9, 10]]),
             "prompt_mask": torch.tensor([[0, 0, 1], [1, 1, 1], [0, 1, 1]]),
             "response_ids": torch.tensor([[11, 12], [1, 1], [13, 1]]),
-            "mask": torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]),
+            "attended": torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]),
+            "learned": torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]),
             "reward": torch.tensor([0.5, 1.5, 2.5]),
         }
     )
@@ -28,7 +29,7 @@ def test_taking_rows_cuts_padding_that_none_of_them_needs():
 
 def test_a_batch_of_empty_responses_keeps_two_columns():
     taken = batch().take(torch.tensor([1]))
-    assert taken["response_ids"].shape == taken["mask"].shape == (1, 2)
+    assert taken["response_ids"].shape == taken["learned"].shape == (1, 2)
     assert taken["prompt_ids"].tolist() == [[6, 7, 8]]
 
 
@@ -58,7 +59,7 @@ def test_new_columns_leave_the_batch_as_it_was():
 
 
 def test_a_missing_column_is_named_with_those_there_are():
-    with pytest.raises(KeyError, match=r"no column 'valeu'; there are \['mask'"):
+    with pytest.raises(KeyError, match=r"no column 'valeu'; there are \['attended'"):
         batch()["valeu"]
 
 

@@ -283,7 +283,9 @@ def test_the_weights_change_within_a_response(server: VllmServer, tmp_path: Path
         assert (versions[:, 1:] >= versions[:, :-1])[mask[:, 1:]].all()
         found = set(versions[mask].tolist())
         assert found <= {step, step + 1}
-        batch = prompts(rows).with_columns(response_ids=responses.response_ids, mask=responses.mask)
+        batch = prompts(rows).with_columns(
+            response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
+        )
         with torch.no_grad():
             scored = torch.stack([policy(batch).logprob for policy in (before, engine.policy)])
         expected = scored.gather(0, (versions[None] - step).clamp_min(0))[0]  # padding has no version

@@ -118,7 +118,9 @@ def test_a_server_gets_the_weights_of_the_policy(server: VllmServer, tmp_path: P
                 parameter.add_(torch.randn(parameter.shape) * 0.05)
         engine.synchronise(step)
         responses = engine.sample(prompts(16), step, range(16))
-        batch = prompts(16).with_columns(response_ids=responses.response_ids, mask=responses.mask)
+        batch = prompts(16).with_columns(
+            response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
+        )
         with torch.no_grad():
             expected = engine.policy(batch).logprob
         mask = responses.mask > 0

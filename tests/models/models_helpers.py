@@ -74,7 +74,8 @@ def batch(
             "prompt_ids": torch.tensor([[rubbish] * (left - len(p)) + list(p) for p in prompts]),
             "prompt_mask": torch.tensor([[0] * (left - len(p)) + [1] * len(p) for p in prompts]),
             "response_ids": torch.tensor([list(r) + [rubbish] * (right - len(r)) for r in responses]),
-            "mask": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
+            "attended": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
+            "learned": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
         }
     )
 
@@ -88,7 +89,7 @@ def own_logprobs(model: torch.nn.Module, data: Batch, temperature: float) -> lis
     found = []
     for n in range(len(data)):
         prompt = data["prompt_ids"][n][data["prompt_mask"][n] > 0]
-        response = data["response_ids"][n][data["mask"][n] > 0]
+        response = data["response_ids"][n][data["learned"][n] > 0]
         logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0].float()
         found.append((logits[len(prompt) - 1 : len(prompt) + len(response) - 1] / temperature).log_softmax(-1))
     return found
@@ -96,7 +97,7 @@ def own_logprobs(model: torch.nn.Module, data: Batch, temperature: float) -> lis
 
 def chosen(logprobs: list[Tensor], data: Batch) -> Tensor:
     """The log-probabilities `[N]` of the response tokens, row after row."""
-    tokens = [ids[mask > 0] for ids, mask in zip(data["response_ids"], data["mask"], strict=True)]
+    tokens = [ids[mask > 0] for ids, mask in zip(data["response_ids"], data["learned"], strict=True)]
     return torch.cat([p.gather(1, t[:, None]).squeeze(1) for p, t in zip(logprobs, tokens, strict=True)])
 
 

@@ -40,7 +40,9 @@ def documented() -> list[tuple[str, str]]:
 def sampled(policy: Policy, prompts: Batch, **settings: object) -> tuple[Batch, Responses]:
     sampler = Sampler(policy, tiny_tokenizer(), SamplingSettings(max_new_tokens=LONGEST, **settings), seed=0)
     responses = sampler.sample(prompts, 0, range(len(prompts)))
-    return prompts.with_columns(response_ids=responses.response_ids, mask=responses.mask), responses
+    return prompts.with_columns(
+        response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
+    ), responses
 
 
 def cache_of(model: PreTrainedModel, size: int) -> CacheKind:
@@ -68,7 +70,7 @@ def test_an_architecture_is_sampled_and_scored_correctly_or_refused(architecture
         for at_once in (1, 0):  # one after the other, in the same place if the cache allows it, and all together
             data, responses = sampled(policy, PROMPTS, batch_size=at_once)
             own = own_logprobs(model, data, 1.0)
-            inside = data["mask"] > 0
+            inside = data["learned"] > 0
             torch.testing.assert_close(responses.sampler_logprob[inside], chosen(own, data), atol=0.005, rtol=0)
         for policy.shares_prompts in (False, True):
             torch.testing.assert_close(policy(data).logprob[inside], chosen(own, data), atol=0.005, rtol=0)

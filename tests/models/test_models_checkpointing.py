@@ -134,7 +134,7 @@ def test_an_encoder_that_rewards_computes_its_layers_again() -> None:
     again = copy.deepcopy(kept)
     recompute_layers(again)
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 1]])
-    pair = {"ids": ids, "mask": torch.ones(2, 4), "length": torch.tensor([4, 3])}
+    pair = {"ids": ids, "learned": torch.ones(2, 4), "length": torch.tensor([4, 3])}
     pairs = Batch({f"{side}_{name}": x for side in ("chosen", "rejected") for name, x in pair.items()})
     passes: list[int] = []
     again.bert.encoder.layer[0].attention.register_forward_pre_hook(lambda *_: passes.append(1))

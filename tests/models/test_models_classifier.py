@@ -38,7 +38,7 @@ def pairs(texts: list[list[int]] = TEXTS) -> Batch:
         width = max(map(len, ids)) + 2
         columns[f"{side}_ids"] = torch.tensor([row + [57] * (width - len(row)) for row in ids])
         columns[f"{side}_length"] = torch.tensor([len(row) for row in ids])
-        columns[f"{side}_mask"] = torch.ones(len(ids), width)
+        columns[f"{side}_learned"] = torch.ones(len(ids), width)
     return Batch(columns)
 
 

@@ -85,7 +85,7 @@ def test_the_heads_do_something():
 @EVERY_HEAD
 def test_scores_are_those_of_the_models_own_logits(config):
     policy, data = Policy(model_of(config), temperature=0.7), batch()
-    inside = data["mask"] > 0
+    inside = data["learned"] > 0
     with torch.no_grad():
         scores, own = policy(data), own_logprobs(policy.model, data, 0.7)
     torch.testing.assert_close(scores.logprob[inside], chosen(own, data), atol=1e-4, rtol=1e-4)
@@ -116,7 +116,7 @@ def test_the_exact_kl_is_that_of_the_models_own_logits(config):
         p, q = (own_logprobs(one.model, data, 0.7) for one in (policy, policy.frozen_reference))
     expected = torch.cat([(a.exp() * (a - b)).sum(-1) for a, b in zip(p, q, strict=True)])
     assert float(expected.mean()) > 0.001
-    torch.testing.assert_close(policy.reference_kl(data)[data["mask"] > 0], expected, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(policy.reference_kl(data)[data["learned"] > 0], expected, atol=1e-4, rtol=1e-3)
 
 
 @EVERY_HEAD
@@ -125,10 +125,10 @@ def test_sampling_is_from_the_models_own_logits(config):
     prompts = padded_prompts([[5, 6, 7, 8, 9], [10], [11, 12]])
     settings = SamplingSettings(max_new_tokens=7, temperature=0.7)
     responses = Sampler(policy, tokenizer, settings, seed=0).sample(prompts, 0, range(3))
-    data = prompts.with_columns(response_ids=responses.response_ids, mask=responses.mask)
+    data = prompts.with_columns(response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask)
     with torch.no_grad():
         own = own_logprobs(policy.model, data, 0.7)
-    torch.testing.assert_close(responses.sampler_logprob[data["mask"] > 0], chosen(own, data), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(responses.sampler_logprob[data["learned"] > 0], chosen(own, data), atol=1e-4, rtol=1e-4)
 
 
 @EVERY_HEAD
@@ -136,7 +136,7 @@ def test_examples_are_scored_by_the_models_own_logits(config):
     model = model_of(config)
     ids = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]])
     mask = torch.tensor([[0.0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
-    data = Batch({"ids": ids, "mask": mask, "length": torch.tensor([5, 3])})
+    data = Batch({"ids": ids, "learned": mask, "length": torch.tensor([5, 3])})
     with torch.no_grad():
         seen = SequencePolicy(model, packed=False)(data).logprob
         own = [model(input_ids=row[None, :n]).logits[0].log_softmax(-1) for row, n in zip(ids, (5, 3), strict=True)]
@@ -149,7 +149,7 @@ def test_half_precision_is_scored_by_the_models_own_logits():
     policy, data = Policy(model_of(config).to(torch.bfloat16)), batch()
     with torch.no_grad():
         own = own_logprobs(policy.model, data, 1.0)
-        torch.testing.assert_close(policy(data).logprob[data["mask"] > 0], chosen(own, data), atol=0.05, rtol=0.02)
+        torch.testing.assert_close(policy(data).logprob[data["learned"] > 0], chosen(own, data), atol=0.05, rtol=0.02)
 
 
 def test_adapters_learn_under_a_head_with_a_bias():
@@ -160,7 +160,9 @@ def test_adapters_learn_under_a_head_with_a_bias():
 
 def test_a_state_space_model_with_a_scale_learns_from_examples():
     model = model_of(FalconH1Config(**GROUPED, **MAMBA, lm_head_multiplier=0.3))
-    data = Batch({"ids": torch.arange(5, 9)[None], "mask": torch.tensor([[0.0, 1, 1, 1]]), "length": torch.tensor([4])})
+    data = Batch(
+        {"ids": torch.arange(5, 9)[None], "learned": torch.tensor([[0.0, 1, 1, 1]]), "length": torch.tensor([4])}
+    )
     with torch.no_grad():
         own = model(input_ids=data["ids"]).logits[0].log_softmax(-1)
         seen = SequencePolicy(model, packed=False)(data).logprob[0, 1:]

@@ -23,7 +23,7 @@ def examples(lengths: list[int], rows: list[int] | None = None, step: int = 3) -
     mask[:, 0] = 0.0
     row = torch.tensor(rows if rows is not None else range(len(lengths)))
     return Batch(
-        {"ids": ids, "mask": mask, "length": torch.tensor(lengths), "row": row, "step": torch.full_like(row, step)}
+        {"ids": ids, "learned": mask, "length": torch.tensor(lengths), "row": row, "step": torch.full_like(row, step)}
     )
 
 

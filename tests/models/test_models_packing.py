@@ -80,7 +80,7 @@ def examples(lengths: list[int], seed: int = 0) -> Batch:
     inside = torch.arange(width) < torch.tensor(lengths)[:, None]
     mask = inside.float()
     mask[:, 0] = 0.0
-    return Batch({"ids": ids, "mask": mask, "length": torch.tensor(lengths)})
+    return Batch({"ids": ids, "learned": mask, "length": torch.tensor(lengths)})
 
 
 @given(lengths=LENGTHS)

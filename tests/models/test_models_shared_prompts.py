@@ -49,7 +49,7 @@ def read_tokens(policy: Policy) -> list[int]:
 def loss(policy: Policy, size: int) -> Tensor:
     """A different weight on every response token, summed over micro-batches of this size."""
     whole = batch(PROMPTS, RESPONSES)
-    weights = torch.linspace(-1, 2, whole["mask"].numel()).view_as(whole["mask"])
+    weights = torch.linspace(-1, 2, whole["learned"].numel()).view_as(whole["learned"])
     total = torch.zeros(())
     for part, weight in zip(split(whole, size), weights.split(size), strict=True):
         scores = policy(part)
@@ -74,7 +74,7 @@ def test_scores_and_gradients_are_those_of_rollouts_alone(config):
 @pytest.mark.parametrize("rows", [slice(0, 6), slice(2, 4)], ids=["shared", "different"])
 def test_what_is_in_a_batch_does_not_decide_how_it_is_read(rows):
     among = batch(PROMPTS[rows], RESPONSES[rows])
-    prompts, count, response = len({tuple(prompt) for prompt in PROMPTS[rows]}), len(among), among["mask"].shape[1]
+    prompts, count, response = len({tuple(prompt) for prompt in PROMPTS[rows]}), len(among), among["learned"].shape[1]
     for shares_prompts, expected in (
         (True, [prompts * 6, count * (response - 1)]), (False, [count * (6 + response - 1)]),
     ):  # fmt: skip

@@ -53,7 +53,9 @@ def sampled(
     sampler = Sampler(policy, tokenizer, SamplingSettings(**settings), seed)
     batch = prompts(tokenizer, texts)
     responses = sampler.sample(batch, step, range(first_row, first_row + len(texts)))
-    return batch.with_columns(response_ids=responses.response_ids, mask=responses.mask), responses
+    return batch.with_columns(
+        response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
+    ), responses
 
 
 def tokens(responses: Responses) -> list[list[int]]:

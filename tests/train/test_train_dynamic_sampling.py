@@ -87,7 +87,7 @@ def test_the_first_informative_responses_are_trained_on_and_no_others(watched: W
         rows = watched.run.rows(steps=[step]).to_pylist()
         expected = informative(rows)[:6] or list(range(6))
         (batch,) = batches
-        seen = [ids[: int(n)] for ids, n in zip(batch["response_ids"].tolist(), batch["mask"].sum(1), strict=True)]
+        seen = [ids[: int(n)] for ids, n in zip(batch["response_ids"].tolist(), batch["learned"].sum(1), strict=True)]
         recorded = [watched.run.rollout(step, sample).tokens["token_id"].to_pylist() for sample in expected]
         assert seen == recorded
         counts.append(len(expected))

@@ -26,13 +26,13 @@ ROWS = 128
 def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
     responses = [[40 + row % 7, 60 + row % 11, 90 + row % 13][: 1 + row % 3] for row in range(ROWS)]
     batch = rollouts([[70 + row % 17, 100 + row % 5] for row in range(ROWS)], responses)
-    batch = batch.with_columns(advantage=batch["mask"])
+    batch = batch.with_columns(advantage=batch["learned"])
     policy = Policy(prepare(tiny_model(dtype=torch.bfloat16)))
     optimizer = Optimizer(policy, OptimizerSettings())
     weights = list(policy.parameters())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     for row in split(batch, 1):
-        gradients = torch.autograd.grad(-policy(row).logprob.sum() / batch["mask"].sum(), weights)
+        gradients = torch.autograd.grad(-policy(row).logprob.sum() / batch["learned"].sum(), weights)
         for total, gradient in zip(sums, gradients, strict=True):
             total += gradient.double()
     once = UpdateSettings(epochs=1, micro_batch_size=1, max_grad_norm=None)

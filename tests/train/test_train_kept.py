@@ -15,7 +15,13 @@ def rollouts(samples: list[int], text: str = "") -> Rollouts:
     ids = torch.tensor([[sample] * longest for sample in samples])
     mask = torch.tensor([[float(t <= sample) for t in range(longest)] for sample in samples])
     prompt = torch.ones(len(samples), 1, dtype=torch.long)
-    columns = {"prompt_ids": prompt, "prompt_mask": prompt, "response_ids": ids * mask.long(), "mask": mask}
+    columns = {
+        "prompt_ids": prompt,
+        "prompt_mask": prompt,
+        "response_ids": ids * mask.long(),
+        "attended": mask,
+        "learned": mask,
+    }
     texts = [f"{text}诗{sample}" for sample in samples]
     return Rollouts(["p"] * len(samples), [0] * len(samples), samples, texts, ["eos"] * len(samples), Batch(columns))
 
@@ -29,7 +35,7 @@ def test_the_parts_of_all_processes_are_read_in_order_of_their_samples(tmp_path:
     (now,) = found["now"]
     assert now is not None and now.sample == [0, 1, 2, 3, 4, 5]
     assert now.response == [f"诗{sample}" for sample in range(6)]
-    assert now["mask"].sum(1).tolist() == [1, 2, 3, 4, 5, 6]
+    assert now["learned"].sum(1).tolist() == [1, 2, 3, 4, 5, 6]
     assert now["response_ids"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     first, second = found["ahead"]
     assert first is not None and first.sample == [0, 1] and second is None

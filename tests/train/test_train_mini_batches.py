@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavesson.algorithms.settings import UpdateSettings
-from cavesson.train.update import Learned, StepInfo, mini_batches
+from cavesson.train.update import Chosen, StepInfo, mini_batches
 
 
 def drawn(total: int, count: int, cuts: list[int], epoch: int = 0, seed: int = 0) -> list[list[list[int]]]:
@@ -18,8 +18,8 @@ def drawn(total: int, count: int, cuts: list[int], epoch: int = 0, seed: int = 0
     for start, stop in pairwise([0, *sorted(cuts), total]):
         places = torch.arange(start, stop)
         # Rows that are not learned from lie between those that are.
-        learned = Learned(2 * (places - start), places, total)
-        parts = mini_batches(learned, settings, info, epoch)
+        chosen = Chosen(2 * (places - start), places, total)
+        parts = mini_batches(chosen, settings, info, epoch)
         found.append([[start + row // 2 for row in part] for part in parts])
     return found
 

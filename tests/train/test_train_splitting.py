@@ -1,5 +1,6 @@
 """How a step is split into micro-batches, and how it is padded, changes nothing but rounding."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Learner, StepInfo, update
+from cavesson.train.update import Gradient, Learner, StepInfo, update
 from cavesson.types import Batch
 
 # AdamW divides by the root of the squared gradient, which turns rounding of a gradient near zero into a full step; a
@@ -66,7 +67,13 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)
     learner = Learner(trainer.policy, optimizer, trainer.algorithm, Processes("cpu"))
-    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), first=kept[0] if kept else None))
+
+    def reused(rows: Sequence[int]) -> Gradient:
+        gradient = Gradient(learner, batch, rows)
+        gradient.add(rows, batch.part(rows), kept[0])
+        return gradient
+
+    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), (), reused if kept else None))
     return {name: 10 * average for name, average in optimizer.state().items() if name.startswith("exp_avg.")}
 
 
@@ -85,7 +92,8 @@ def test_padding_and_what_it_holds_change_nothing(tmp_path: Path, garbage: int) 
             "prompt_ids": pad(tight["prompt_ids"], (3, 0), value=garbage),
             "prompt_mask": pad(tight["prompt_mask"], (3, 0)),
             "response_ids": pad(tight["response_ids"], (0, 4), value=garbage),
-            "mask": pad(tight["mask"], (0, 4)),
+            "attended": pad(tight["learned"], (0, 4)),
+            "learned": pad(tight["learned"], (0, 4)),
         }
     )
     policy = build(tmp_path / "run").trainer.policy

@@ -27,7 +27,7 @@ class Table(nn.Module):
         self.logprob = nn.Parameter(logprob)
 
     def forward(self, batch: Batch) -> Scores:
-        logprob = self.logprob[batch["row"]][:, : batch["mask"].shape[1]]
+        logprob = self.logprob[batch["row"]][:, : batch["learned"].shape[1]]
         return Scores(logprob, torch.zeros_like(logprob), torch.zeros_like(logprob))
 
 
@@ -39,7 +39,8 @@ def updated(algorithm: RolloutAlgorithm, ratios: list[list[float]], **settings: 
     zero = torch.zeros_like(mask)
     batch = Batch(
         {
-            "row": torch.arange(len(ratios)), "mask": mask, "prompt_mask": torch.ones(len(ratios), 1),
+            "row": torch.arange(len(ratios)), "prompt_mask": torch.ones(len(ratios), 1),
+            "attended": mask, "learned": mask,
             "logprob": zero, "advantage": torch.ones_like(mask), "value": zero, "return": zero,
             "ended": torch.tensor([1.0] * (len(ratios) - 1) + [0.0]),
         }
@@ -104,7 +105,7 @@ def test_maxima_below_zero_and_of_negative_numbers() -> None:
 def test_the_oldest_weights_are_those_of_a_token() -> None:
     # Padding of the version column is 0: weights as old as the run.
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    batch = Batch({"mask": mask, "sampler_version": torch.tensor([[5, 6, 0], [4, 0, 0]])})
+    batch = Batch({"attended": mask, "learned": mask, "sampler_version": torch.tensor([[5, 6, 0], [4, 0, 0]])})
     rollouts = Rollouts(batch=batch, prompt=[], response=[], finish_reason=[], prompt_index=[], sample=[])
     found = staleness_metrics(rollouts, 7, ALONE)
     assert found == {"staleness/mean": pytest.approx((2 + 1 + 3) / 3), "staleness/max": 3.0}
@@ -121,7 +122,7 @@ def test_the_oldest_weights_are_those_of_a_token() -> None:
 )  # fmt: skip
 def test_clip_fractions_at_the_limits(advantage: float, ratio: float, expected: tuple[int, int]) -> None:
     old = torch.zeros(1, 1)
-    batch = Batch({"mask": old + 1, "logprob": old, "advantage": old + advantage})
+    batch = Batch({"attended": old + 1, "learned": old + 1, "logprob": old, "advantage": old + advantage})
     algorithm = GRPO(longest=1, clip_low=0.5, clip_high=0.75)
     scores = Scores(torch.tensor([[math.log(ratio)]], requires_grad=True), old, None)
     result = algorithm.loss(scores, batch)

@@ -274,6 +274,7 @@ def rollouts(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]
             "prompt_ids": torch.tensor([[pad] * (left - len(p)) + list(p) for p in prompts]),
             "prompt_mask": torch.tensor([[0] * (left - len(p)) + [1] * len(p) for p in prompts]),
             "response_ids": torch.tensor([list(r) + [pad] * (right - len(r)) for r in responses]),
-            "mask": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
+            "attended": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
+            "learned": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
         }
     )

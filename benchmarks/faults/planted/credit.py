@@ -116,7 +116,7 @@ def logprob_shifted(setup: Setup, level: float) -> None:
         columns = original(policy, batch, *args)
         logprob = columns["logprob"]
         wrong = (7 * torch.arange(len(batch))) % 10 < 10 * level
-        shifted = torch.where(wrong[:, None], logprob.roll(1, 1), logprob) * batch["mask"]
+        shifted = torch.where(wrong[:, None], logprob.roll(1, 1), logprob) * batch["learned"]
         return columns | {"logprob": shifted}
 
     setup.wrap(online_module, "score_rollouts", scored)

@@ -101,5 +101,5 @@ class RolloutAlgorithm(Algorithm):
         """Write files of a step to the run's folder, in addition to the record; all processes call this together."""
 
     def weights(self, batch: Batch) -> Tensor:
-        """Return the weights `[B, T]`: every response token counts once."""
-        return batch["mask"]
+        """Return the weights `[B, T]`: every learned token counts once."""
+        return batch["learned"]

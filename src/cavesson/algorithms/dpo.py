@@ -69,7 +69,7 @@ class DPO(Algorithm):
 
     def _log_ratio(self, logprob: Tensor, batch: Batch, side: str) -> Tensor:
         ratio = logprob if self.reference_free else logprob - batch[f"{side}_reference"]
-        return ratio / batch[f"{side}_mask"].sum(1) if self.length_normalised else ratio
+        return ratio / batch[f"{side}_learned"].sum(1) if self.length_normalised else ratio
 
 
 def _right(difference: Tensor) -> Tensor:

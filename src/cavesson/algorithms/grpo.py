@@ -55,7 +55,7 @@ class GRPO(GroupAlgorithm):
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, equal on all its tokens."""
-        signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
+        signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["learned"]
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
             spent = kl.ESTIMATORS[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
@@ -75,8 +75,8 @@ class GRPO(GroupAlgorithm):
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, T]` of the tokens, 0 for those of a filtered response."""
-        kept = batch["mask"] * batch["ended"][:, None] if self.overlong == "filter" else batch["mask"]
-        lengths = batch["mask"].sum(1, keepdim=True).clamp_min(1.0)
+        kept = batch["learned"] * batch["ended"][:, None] if self.overlong == "filter" else batch["learned"]
+        lengths = batch["learned"].sum(1, keepdim=True).clamp_min(1.0)
         return kept / lengths if self.normalise == "sequence" else kept
 
     def total(self, batch: Batch) -> Tensor:
@@ -88,7 +88,7 @@ class GRPO(GroupAlgorithm):
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:
-            ratio = ratios.sequence_token_ratio(scores.logprob, batch["logprob"], batch["mask"])
+            ratio = ratios.sequence_token_ratio(scores.logprob, batch["logprob"], batch["learned"])
         clipped = self.clipped(scores, batch, ratio)
         loss, means = clipped.loss, dict(clipped.means)
         if self.kl_in == "loss" and "ref_logprob" in batch:
@@ -101,7 +101,7 @@ class GRPO(GroupAlgorithm):
     def _overlong_penalty(self, batch: Batch) -> Tensor:
         if self.overlong != "penalty" or self.overlong_buffer is None:
             return torch.zeros_like(batch["shaped_reward"])
-        return soft_overlong(batch["mask"].sum(1), self._limit(), self.overlong_buffer)
+        return soft_overlong(batch["learned"].sum(1), self._limit(), self.overlong_buffer)
 
     def _limit(self) -> int:
         assert self.longest is not None, "GRPORun.algorithm fills it in"

@@ -23,7 +23,7 @@ class ImportanceAlgorithm(RolloutAlgorithm):
         """Return the mean of the weights of the step, and the share that is capped."""
         if not self.importance:
             return super().metrics(rollouts, processes)
-        weight, mask = ratios.truncated_importance(*_logprobs(rollouts), self.importance), rollouts["mask"]
+        weight, mask = ratios.truncated_importance(*_logprobs(rollouts), self.importance), rollouts["learned"]
         return super().metrics(rollouts, processes) | {
             "importance/weight_mean": float(processes.mean(weight, mask)),
             "importance/capped": float(processes.mean((weight >= self.importance).float(), mask)),

@@ -39,20 +39,20 @@ class RAFT(RolloutAlgorithm):
         return self.k > 1
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
-        """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows to train on.
+        """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `chosen` `[B]`, the rows to train on.
 
         The score is the reward minus β · KL, if β is not 0: the optional penalty of arXiv:2304.06767. A discarded
         response is never selected.
         """
-        mask, score = rollouts["mask"], rollouts["shaped_reward"]
+        mask, score = rollouts["learned"], rollouts["shaped_reward"]
         if kl_coef:
             score = penalised(score, kl.k1(rollouts["logprob"], rollouts["ref_logprob"]), mask, kl_coef)
         eligible = ~rollouts["discarded"]
         ranked = score.masked_fill(~eligible, -torch.inf)
         selected = processes.over_all(self._best, ranked, rollouts["group_in_step"]) & eligible
         # A batch needs at least one row; if nothing was selected, all weights are 0 and the update is skipped.
-        learned = selected if bool(processes.sum_tensor(selected.sum())) else torch.ones_like(selected)
-        columns = {"score": score, "selected": selected.float(), "learned": learned}
+        chosen = selected if bool(processes.sum_tensor(selected.sum())) else torch.ones_like(selected)
+        columns = {"score": score, "selected": selected.float(), "chosen": chosen}
         return rollouts.with_columns(**columns, advantage=selected[:, None] * mask)
 
     def _best(self, score: Tensor, group: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class RAFT(RolloutAlgorithm):
         return batch["advantage"]
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return −log π per response token, `[B, T]`; prompts are not learned."""
+        """Return −log π per learned token, `[B, T]`; prompts are not learned."""
         return Loss(-scores.logprob, {"loss/total": -scores.logprob, "policy/entropy": scores.entropy})
 
     def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
@@ -80,7 +80,7 @@ class RAFT(RolloutAlgorithm):
         found = {"raft/selected": float(processes.sum_tensor(selected.sum()))}
         if found["raft/selected"]:
             found["raft/selected_reward"] = float(processes.mean(rollouts["reward"], selected))
-            found["raft/selected_length"] = float(processes.mean(rollouts["mask"].sum(1), selected))
+            found["raft/selected_length"] = float(processes.mean(rollouts["learned"].sum(1), selected))
         return found
 
     def write(self, folder: Path, step: int, rollouts: Rollouts, processes: Processes) -> None:

@@ -30,7 +30,7 @@ class RLOO(GroupAlgorithm):
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after the KL penalty, and `advantage` `[B, T]`, equal on all its tokens."""
-        signal, mask = rollouts["shaped_reward"], rollouts["mask"]
+        signal, mask = rollouts["shaped_reward"], rollouts["learned"]
         if "ref_logprob" in rollouts:
             spent = kl.ESTIMATORS[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
@@ -43,7 +43,7 @@ class RLOO(GroupAlgorithm):
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, T]`: every token counts once, or every response once if its tokens share a ratio."""
-        mask = batch["mask"]
+        mask = batch["learned"]
         return mask if self.ratio == "token" else mask / mask.sum(1, keepdim=True).clamp_min(1.0)
 
     def total(self, batch: Batch) -> Tensor:
@@ -55,7 +55,7 @@ class RLOO(GroupAlgorithm):
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:
-            ratio = ratios.response_token_ratio(scores.logprob, batch["logprob"], batch["mask"])
+            ratio = ratios.response_token_ratio(scores.logprob, batch["logprob"], batch["learned"])
         return self.clipped(scores, batch, ratio)
 
 

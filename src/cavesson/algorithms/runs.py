@@ -225,6 +225,11 @@ class RolloutRun(RunSettings):
         return share
 
     @property
+    def has_single_pass(self) -> bool:
+        """Whether a step can learn from the forward pass that scores its responses, because it makes one update."""
+        return self.update.total == 1 and not self.algorithm.selects
+
+    @property
     def scoring_temperature(self) -> float:
         """The temperature that divides the logits of policy and reference when responses are scored."""
         return self.sampling.temperature

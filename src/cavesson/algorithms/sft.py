@@ -24,7 +24,7 @@ class SFT(Algorithm):
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, L]`: every learned token counts once."""
-        return batch["mask"]
+        return batch["learned"]
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return −log π of every learned token, `[B, L]`."""

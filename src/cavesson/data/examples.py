@@ -227,7 +227,7 @@ def _examples(
 
 
 def collate(examples: Sequence[Tokens]) -> Batch:
-    """Return columns `ids` and `mask`, `[B, L]`, padded on the right, and `length` `[B]`."""
+    """Return columns `ids` and `learned`, `[B, L]`, padded on the right, and `length` `[B]`."""
     return Batch(_columns(examples, ""))
 
 
@@ -251,4 +251,4 @@ def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:
     mask = pad_sequence([torch.tensor(example.learn, dtype=torch.float32) for example in examples], batch_first=True)
     mask[:, 0] = 0.0  # no token precedes the first, so it cannot be predicted
     length = torch.tensor([len(example.ids) for example in examples])
-    return {f"{prefix}ids": ids, f"{prefix}mask": mask, f"{prefix}length": length}
+    return {f"{prefix}ids": ids, f"{prefix}learned": mask, f"{prefix}length": length}

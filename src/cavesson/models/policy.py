@@ -122,17 +122,17 @@ class Policy(nn.Module):
         return reference if isinstance(reference, Policy) else None
 
     def forward(self, batch: Batch) -> Scores:
-        """Compute log-probability, entropy and value of every response token, differentiable if gradients are on."""
+        """Compute log-probability, entropy and value of every learned token, differentiable if gradients are on."""
         hidden = self.hidden(self.model, batch)
         value = None
         if self.value_head is not None:
             seen = hidden if self.critic is None else self.hidden(self.critic, batch)
-            value = self.value_head(seen.float()).squeeze(-1) * batch["mask"]
+            value = self.value_head(seen.float()).squeeze(-1) * batch["learned"]
         return Scores(*self._logprobs(self.model, hidden, batch), value)
 
     @torch.no_grad()
     def reference_logprob(self, batch: Batch) -> Tensor:
-        """Compute the log-probability `[B, T]` of every response token under the reference."""
+        """Compute the log-probability `[B, T]` of every learned token under the reference."""
         frozen = self.frozen_reference
         if frozen is not None:
             return frozen(batch).logprob  # type: ignore[no-any-return]
@@ -141,26 +141,26 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def reference_kl(self, batch: Batch) -> Tensor:
-        """Compute the exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
-        inside = batch["mask"] > 0
+        """Compute the exact KL(policy ‖ reference) over the vocabulary at every learned token, `[B, T]`."""
+        inside = batch["learned"] > 0
         hidden, head, frozen = self.hidden(self.model, batch)[inside], output_head(self.model), self.frozen_reference
         if frozen is not None:
             kl = frozen.kl_from(hidden, head, batch)
         else:
             with self._adapters_off():
                 kl = Policy.kl_from(self, hidden, head, batch)
-        return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
+        return torch.zeros_like(batch["learned"]).masked_scatter(inside, kl)
 
     @torch.no_grad()
     def kl_from(self, hidden: Tensor, head: Head, batch: Batch) -> Tensor:
-        """Compute the exact KL(p ‖ self) `[N]` at the N response tokens, p being a head on hidden states `[N, H]`."""
-        mine = self.hidden(self.model, batch)[batch["mask"] > 0]
+        """Compute the exact KL(p ‖ self) `[N]` at the N learned tokens, p being a head on hidden states `[N, H]`."""
+        mine = self.hidden(self.model, batch)[batch["learned"] > 0]
         return full_kl(hidden, head, mine, output_head(self.model), self.temperature)
 
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
         prompt, response = batch["prompt_ids"], batch["response_ids"]
-        mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
+        mask = torch.cat([batch["prompt_mask"], batch["attended"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
         cache = growing_cache(causal(model).config) if self.shares_prompts else None
         if cache is None:
             tokens = torch.cat([prompt, response], dim=1)[:, :-1]
@@ -175,11 +175,11 @@ class Policy(nn.Module):
         return torch.cat([before, after], dim=1)
 
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        inside = batch["mask"] > 0
+        inside = batch["learned"] > 0
         logprob, entropy = token_logprobs(
             hidden[inside], output_head(model), batch["response_ids"][inside], self.temperature
         )
-        empty = torch.zeros_like(batch["mask"])
+        empty = torch.zeros_like(batch["learned"])
         return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
 
     def _adapters_off(self) -> AbstractContextManager[None]:

@@ -91,13 +91,13 @@ class SequencePolicy(nn.Module):
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
-        inside = batch["mask"] > 0
+        inside = batch["learned"] > 0
         layout = lay_out(batch["ids"], batch["length"], self.shape)
         states = self._states(layout, batch)
         # A token is predicted from the state of the token before it; the first one of an example is never learned.
         states = states.flatten(0, 1)[layout.place[inside] - 1]
         logprob, entropy = token_logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
-        empty = torch.zeros_like(batch["mask"])
+        empty = torch.zeros_like(batch["learned"])
         return Scores(empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy), None)
 
     def _states(self, layout: Layout, batch: Batch) -> Tensor:
@@ -203,5 +203,5 @@ def _inside(columns: Tensor, length: Tensor) -> Tensor:
 
 def _both(batch: Batch) -> Batch:
     """Concatenate the chosen and then the rejected responses of a batch of pairs, as `[2B, …]`."""
-    names = ("ids", "mask", "length")
+    names = ("ids", "learned", "length")
     return Batch({name: stacked([batch[f"{side}_{name}"] for side in ("chosen", "rejected")], name) for name in names})

@@ -11,8 +11,10 @@ def gae(
     """Return the generalised advantage estimates Â_t = δ_t + γλ·Â_{t+1}.
 
     Here δ_t = r_t + γ·V_{t+1} − V_t (arXiv:1506.02438, eq. 16). The state after the last token is terminal (V = 0),
-    whether the response ended by itself or at the length limit. The result is 0 on right padding, whatever the inputs
-    hold there.
+    whether the response ended by itself or at the length limit.
+
+    Tokens outside the mask, such as the result of a tool, are not actions of the policy: the tokens around them follow
+    each other as if these were not there. The result is 0 on them, whatever the inputs hold there.
     """
     inside = mask > 0
     rewards, values = (x.masked_fill(~inside, 0.0) for x in (rewards, values))
@@ -20,7 +22,7 @@ def gae(
     reversed_advantages = []
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = (delta + gamma * lam * advantage) * inside[:, t]
-        next_value = values[:, t]
-        reversed_advantages.append(advantage)
+        advantage = torch.where(inside[:, t], delta + gamma * lam * advantage, advantage)
+        next_value = torch.where(inside[:, t], values[:, t], next_value)
+        reversed_advantages.append(advantage * inside[:, t])
     return torch.stack(reversed_advantages[::-1], dim=1)

@@ -1,4 +1,7 @@
-"""Token rewards: a KL penalty on every token, and the score of the response on its last token."""
+"""Token rewards: a KL penalty on every token, and the score of the response on its last one.
+
+A mask is 1 on the tokens that the policy sampled; there may be others before and between them.
+"""
 
 import torch
 from jaxtyping import Float
@@ -10,14 +13,14 @@ from cavesson.ops.ratios import response_sum
 def token_rewards(
     score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
 ) -> Float[Tensor, "B T"]:
-    """Return r_t = −β·KL_t, plus the score at the last token of the response (arXiv:1909.08593, eq. 2).
+    """Return r_t = −β·KL_t, plus the score at the last sampled token (arXiv:1909.08593, eq. 2); 0 on other tokens.
 
     An empty response has no token that could carry its score, so its rewards are all 0.
     """
     penalty = (-coef * kl * mask).masked_fill(mask == 0, 0.0)
-    lengths = mask.sum(1).long()
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return penalty + score[:, None].to(penalty.dtype) * (positions == lengths[:, None] - 1)
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device) * (mask > 0)
+    is_last = (positions == positions.amax(1, keepdim=True)) & (mask > 0)
+    return penalty + score[:, None].to(penalty.dtype) * is_last
 
 
 def penalised(

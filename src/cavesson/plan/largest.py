@@ -93,8 +93,7 @@ def learned_rows(settings: RolloutRun, processes: int = 1) -> int:
 
 def _learns_from_scoring(settings: RolloutRun, at_once: bool) -> bool:
     """Return whether a step's single update uses the forward pass that scores the responses, perhaps all at once."""
-    algorithm = settings.algorithm
-    return settings.update.total == 1 and not algorithm.selects and (at_once or not algorithm.credits_scores)
+    return settings.has_single_pass and (at_once or not settings.algorithm.credits_scores)
 
 
 def _prompts_in(batch: int, rows: int, samples: int) -> int:

@@ -77,7 +77,13 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     columns = {"prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt)}
     if largest.response > 1:
         tokens[:1, -1] = 0.0  # responses differ in length, so attention needs a mask
-    columns |= {"response_ids": tokens.long(), "mask": tokens, "ended": torch.ones(rows), "kl_coef": torch.ones(rows)}
+    columns |= {
+        "response_ids": tokens.long(),
+        "attended": tokens,
+        "learned": tokens,
+        "ended": torch.ones(rows),
+        "kl_coef": torch.ones(rows),
+    }
     columns |= {name: torch.zeros_like(tokens) for name in _TOKEN_COLUMNS}
     groups = torch.arange(rows) // settings.samples_per_prompt
     columns |= {"reward": numbers, "shaped_reward": numbers, "group_in_step": groups}

@@ -99,7 +99,8 @@ def check_scoring(policy: Policy, expected: FullPasses) -> None:
         UserError: they differ by more than the tolerance.
     """
     prompts, answers, logits = expected
-    batch = padded_prompts(prompts).with_columns(response_ids=answers, mask=torch.ones(answers.shape))
+    every = torch.ones(answers.shape)
+    batch = padded_prompts(prompts).with_columns(response_ids=answers, attended=every, learned=every)
     batch = batch.to(policy.device)
     with without_rounding(policy):
         seen = policy(batch).logprob

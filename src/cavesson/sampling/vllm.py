@@ -263,7 +263,8 @@ class VllmSampler:
         """Return the policy's log-probability of each token of a response to the probe, at temperature 1."""
         ids, rest = self._probe[None], response[None]
         columns = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest}
-        batch = Batch(columns).with_columns(mask=torch.ones_like(rest, dtype=torch.float32)).to(self.policy.device)
+        every = torch.ones_like(rest, dtype=torch.float32)
+        batch = Batch(columns).with_columns(attended=every, learned=every).to(self.policy.device)
         temperature, self.policy.temperature = self.policy.temperature, 1.0
         try:
             scores: Scores = self.policy(batch)

@@ -88,7 +88,7 @@ def responses(
         rows = range(start, min(start + size, total))
         groups = [row // settings.samples for row in rows]
         rollouts = collector.generate([chosen[group] for group in groups], 0, rows)
-        lengths = rollouts["mask"].sum(1).long().tolist()
+        lengths = rollouts["attended"].sum(1).long().tolist()
         for n, group in enumerate(groups):
             columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
             prompt, response = rollouts.prompt[n], rollouts.response[n]

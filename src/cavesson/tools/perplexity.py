@@ -127,10 +127,10 @@ def _log_likelihood(policy: Policy, part: Sequence[Window]) -> float:
     """Return the sum of log p over the tokens that count in some windows."""
     batch = padded_prompts([window.context for window in part]).with_columns(
         response_ids=_padded([torch.tensor(window.targets) for window in part]),
-        mask=_padded([torch.ones(len(window.targets)) for window in part]),
+        attended=_padded([torch.ones(len(window.targets)) for window in part]),
+        learned=_padded([torch.tensor(window.counts, dtype=torch.float32) for window in part]),
     )
-    counts = _padded([torch.tensor(window.counts, dtype=torch.float64) for window in part])
-    return float((policy(batch.to(policy.device)).logprob.double().cpu() * counts).sum())
+    return float(policy(batch.to(policy.device)).logprob.double().sum())
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

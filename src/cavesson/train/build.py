@@ -46,6 +46,7 @@ from cavesson.train.held_out import HeldOut
 from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
+from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.remarks import ending_remarks, loading_remarks, sampling_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
@@ -170,7 +171,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     processes.enter("prepare the sampler")
     sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare)
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
-    return RolloutTrainer(
+    kind = OnePassTrainer if settings.has_single_pass else RolloutTrainer
+    return kind(
         folder=settings.run,
         learner=Learner(policy, optimizer_of(policy, settings), settings.algorithm, processes),
         tokenizer=tokenizer,

@@ -56,7 +56,7 @@ class HeldOut:
 
         All processes must call this together, with their scored responses.
         """
-        batch, mask = rollouts.batch, rollouts["mask"]
+        batch, mask = rollouts.batch, rollouts["learned"]
         columns = {"reward": batch["reward"], "length": mask.sum(1)}
         if "ref_logprob" in batch:
             columns["kl"] = response_sum(kl.k1(batch["logprob"], batch["ref_logprob"]), mask)

@@ -48,7 +48,16 @@ def _part(lists: dict[str, list[Any]] | None, tensors: Mapping[str, Tensor], sta
     if lists is None:
         return None
     columns = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
-    return Rollouts(batch=Batch(columns), **lists)
+    return Rollouts(batch=Batch(_today(columns)), **lists)
+
+
+def _today(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns of a checkpoint with today's names: earlier versions had one mask for both uses."""
+    if "mask" not in columns:
+        return columns
+    chosen = {"chosen": columns["learned"]} if "learned" in columns else {}
+    rest = {name: column for name, column in columns.items() if name != "mask"}
+    return rest | chosen | {"attended": columns["mask"], "learned": columns["mask"]}
 
 
 def _joined(parts: Sequence[Rollouts | None]) -> Rollouts | None:

@@ -44,7 +44,7 @@ class Clock:
 def staleness_metrics(rollouts: Rollouts, step: int, processes: Processes) -> dict[str, float]:
     """Return the age of the weights that sampled the tokens, in training steps, if any of them is above 0."""
     age = (step - rollouts["sampler_version"]).double()
-    mask = rollouts["mask"]
+    mask = rollouts["learned"]
     oldest = float(processes.rows((age * mask).amax(1)).max())
     return {"staleness/mean": float(processes.mean(age, mask)), "staleness/max": oldest} if oldest else {}
 
@@ -67,7 +67,7 @@ def rollout_metrics(
         estimator: of the KL penalty, or None for no penalty.
         processes: of the run.
     """
-    batch, mask, mean = rollouts.batch, rollouts["mask"], processes.mean
+    batch, mask, mean = rollouts.batch, rollouts["learned"], processes.mean
     spreads = {
         "reward/": batch["reward"],
         "length/response_": mask.sum(1),
@@ -117,12 +117,11 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     rows = processes.combine({name: float(len(values)) for name, values in per_row.items()}, sum)
     metrics = {name: total / rows[name] for name, total in totals.items()}
     digests = [xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0 for text in rollouts.response]  # fits int64
-    columns = torch.tensor(digests, dtype=torch.long), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
+    tokens = (rollouts["response_ids"].int() + 1) * (rollouts["learned"] > 0)  # 0 is also what pads the rows of others
     order = processes.rows(torch.tensor(rollouts.sample, dtype=torch.long)).argsort()
-    texts, lengths, padded = (processes.rows(column)[order].tolist() for column in columns)
+    texts, padded = (processes.rows(x)[order].tolist() for x in (torch.tensor(digests, dtype=torch.long), tokens))
     if processes.is_main:
-        ids = [row[:length] for row, length in zip(padded, lengths, strict=True)]
-        metrics |= response_statistics(texts, ids)
+        metrics |= response_statistics(texts, [[token - 1 for token in row if token] for row in padded])
     return processes.of_main(metrics)
 
 
@@ -138,7 +137,7 @@ def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, f
 
 
 def _reference_metrics(batch: Batch, kl_coef: float, processes: Processes) -> dict[str, float]:
-    mask, logprob, reference = batch["mask"], batch["logprob"], batch["ref_logprob"]
+    mask, logprob, reference = batch["learned"], batch["logprob"], batch["ref_logprob"]
     objective = response_sum(kl.k1(logprob, reference), mask)
     return {
         "kl/objective": _mean(objective, processes),

@@ -1,9 +1,8 @@
 """One training step of the algorithms that learn from sampled responses, in the order of the data flow."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -26,12 +25,12 @@ from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.held_out import HeldOut
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import rollout_metrics, staleness_metrics, unscored_metrics, value_metrics
+from cavesson.train.metrics import Clock, rollout_metrics, staleness_metrics, unscored_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded_columns
-from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
-from cavesson.train.update import Gradient, Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
-from cavesson.types import Rollouts, Scores
+from cavesson.train.rollouts import EVALUATION_STEP, Use, score_rollouts
+from cavesson.train.update import Chosen, Metrics, StepInfo, averaged, check_finite, mini_batches, update
+from cavesson.types import Rollouts
 
 
 @dataclass
@@ -71,7 +70,7 @@ class RolloutTrainer(Trainer):
     unfinished: Unfinished | None = None
     """the step that is being trained on"""
 
-    def step(self, step: int) -> Metrics:  # noqa: PLR0915  # the whole data flow on one page
+    def step(self, step: int) -> Metrics:
         """Generate, reward, score, credit, record, update and adapt: from prompts to new weights.
 
         An evaluation on the held-out prompts comes first if it is due.
@@ -79,50 +78,63 @@ class RolloutTrainer(Trainer):
         held_out, evaluation = self._evaluate(step) if self.unfinished is None else (None, {})
         clock, processes = self.clock(step), self.learner.processes
         info = StepInfo(self.seed, step, learning_rate(self.learner.optimizer.settings, step, self.steps))
-        first = None
         if self.unfinished is None:
-            _seed_everything(self.seed, step, processes.rank)
-            parts: list[Rollouts] = []
-            learned = torch.zeros(0, dtype=torch.bool)
-            while len(parts) < self.algorithm.max_batches and processes.sum_tensor(learned.sum()) < self.batch_size:
-                parts.append(self.batches.take(step, len(parts), clock))
-                learned = self._learned(parts)
-            everything = Rollouts.joined(parts).with_columns(learned=learned)
-            rollouts, unscored = everything.scored(), everything.unscored()
-            if not processes.sum_tensor(rollouts.is_scored.sum()):
-                return self._skipped(step, everything, len(parts), held_out, info) | evaluation | clock.metrics(0.0)
-            learned = rollouts["learned"]
+            everything, batches = self._sampled(step, clock)
+            if not processes.sum_tensor(everything.is_scored.sum()):
+                return self._skipped(step, everything, batches, held_out, info) | evaluation | clock.metrics(0.0)
+            rollouts = self.judged(self._shaped(everything.scored()), info, clock)
             with clock("credit"):
-                rollouts = self._shape(rollouts)
-                rollouts = rollouts if self.algorithm.credits_scores else self._credit(rollouts)
-            with clock("score"):
-                columns, first = self._score(rollouts, info)
-                rollouts = rollouts.with_columns(**columns)
-            with clock("credit"):
-                rollouts = self._credit(rollouts) if self.algorithm.credits_scores else rollouts
-                metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
-                metrics |= self.algorithm.metrics(rollouts.batch, processes)
-                metrics |= staleness_metrics(rollouts, step, processes)
-                metrics |= unscored_metrics(everything, processes)
-            # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
-            first = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else first
-            self.batches.used(len(parts))
-            self.unfinished = Unfinished(rollouts, unscored, metrics | evaluation, held_out)
+                metrics = self._measured(step, rollouts) | unscored_metrics(everything, processes)
+            self.batches.used(batches)
+            self.unfinished = Unfinished(rollouts, everything.unscored(), metrics | evaluation, held_out)
         now = self.unfinished
         with clock("record"):
             self._record(step, now.rollouts, now.unscored)
             self._record_held_out(step, now.held_out)
         with clock("update"):
-            processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
-            batch, chosen, done = now.rollouts.batch, self._chosen(now.rollouts), tuple(now.updates)
-            for seen in update(self.learner, batch, chosen, self.updates, info, first=first, done=done):
+            processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["learned"]))
+            for seen in self.updated(now, info):
                 now.updates.append(seen)
                 if len(now.updates) < self.updates.total:
                     self.between_updates(len(now.updates), self.updates.total)
         self.unfinished = None
-        return self._adapted(now, info) | clock.metrics(float(processes.sum_tensor(now.rollouts["mask"].sum())))
+        return self._adapted(now, info) | clock.metrics(float(processes.sum_tensor(now.rollouts["learned"].sum())))
 
-    def _learned(self, parts: list[Rollouts]) -> Tensor:
+    def _sampled(self, step: int, clock: Clock) -> tuple[Rollouts, int]:
+        """Generate and reward responses, mark those to learn from, and return them and the number of their batches."""
+        _seed_everything(self.seed, step, self.learner.processes.rank)
+        parts: list[Rollouts] = []
+        chosen = torch.zeros(0, dtype=torch.bool)
+        while len(parts) < self.algorithm.max_batches and self._count(chosen) < self.batch_size:
+            parts.append(self.batches.take(step, len(parts), clock))
+            chosen = self._chosen_of(parts)
+        return Rollouts.joined(parts).with_columns(chosen=chosen), len(parts)
+
+    def judged(self, rollouts: Rollouts, info: StepInfo, clock: Clock) -> Rollouts:
+        """Score rollouts by the models, and credit their tokens."""
+        with clock("score"):
+            rollouts = self.scored(rollouts, self.passes(rollouts, info))
+        with clock("credit"):
+            return self.credited(rollouts)
+
+    def updated(self, now: Unfinished, info: StepInfo) -> Iterator[Metrics]:
+        """Update the weights, and yield the metrics of every mini-batch that is not done yet."""
+        return update(
+            self.learner, now.rollouts.batch, self.chosen(now.rollouts), self.updates, info, tuple(now.updates)
+        )
+
+    def _measured(self, step: int, rollouts: Rollouts) -> Metrics:
+        """Return the metrics of a step's credited rollouts, over all processes."""
+        processes = self.learner.processes
+        metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
+        metrics |= self.algorithm.metrics(rollouts.batch, processes)
+        return metrics | staleness_metrics(rollouts, step, processes)
+
+    def _count(self, rows: Tensor) -> int:
+        """Return how many rows `[b]` bool are set, over all processes."""
+        return int(self.learner.processes.sum_tensor(rows.sum()))
+
+    def _chosen_of(self, parts: list[Rollouts]) -> Tensor:
         """Return which responses so far to learn from, over all processes at most one batch: `[b]` bool.
 
         If the algorithm can learn from none of them, these are the first batch. None of them is unscored.
@@ -139,12 +151,12 @@ class RolloutTrainer(Trainer):
         rewards, group = (torch.cat([part[name] for part in parts]) for name in ("reward", "group_in_step"))
         return self._in_order(chosen, [sample for part in parts for sample in part.sample], rewards, group)
 
-    def _chosen(self, rollouts: Rollouts) -> Learned:
+    def chosen(self, rollouts: Rollouts) -> Chosen:
         """Return which rollouts to learn from, with their places among those of all processes."""
-        learned = rollouts["learned"]
-        rows = learned.nonzero().squeeze(1)
-        places = self._in_order(lambda learned: learned.cumsum(0) - 1, rollouts.sample, learned)
-        return Learned(rows, places[rows], int(self.learner.processes.sum_tensor(learned.sum())))
+        chosen = rollouts["chosen"]
+        rows = chosen.nonzero().squeeze(1)
+        places = self._in_order(lambda chosen: chosen.cumsum(0) - 1, rollouts.sample, chosen)
+        return Chosen(rows, places[rows], self._count(chosen))
 
     def _in_order(self, function: Callable[..., Tensor], samples: Sequence[int], *columns: Tensor) -> Tensor:
         """Apply a function to columns `[B]` of all processes in order of their samples; return this process's rows."""
@@ -155,35 +167,32 @@ class RolloutTrainer(Trainer):
 
         return self.learner.processes.over_all(ordered, torch.tensor(samples, dtype=torch.long), *columns)
 
-    def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Gradient | Scores | None]:
-        """Score all rollouts, and return the new columns and what a single update needs no other forward pass for.
+    def passes(self, rollouts: Rollouts, info: StepInfo) -> list[list[list[int]]]:
+        """Return the micro-batches to score: of every mini-batch of the update's first epoch, and of all other rows.
 
-        They are scored in the same micro-batches as in the first epoch of the update. Matrix products of other sizes
-        round differently, in bfloat16 by a hundredth of a nat per token. Ratios would then differ from 1 before the
-        first update.
+        Matrix products of other sizes round differently, in bfloat16 by a hundredth of a nat per token. Ratios would
+        then differ from 1 before the first update.
         """
         processes, at_once = self.learner.processes, self.updates.micro_batch_size
-        passes = mini_batches(self._chosen(rollouts), self.updates, info, 0)
-        parts = [processes.micro_batches(rows, at_once) for rows in passes]
-        rest = (~rollouts["learned"]).nonzero().squeeze(1).tolist()
-        parts.append(processes.micro_batches(rest, at_once or len(processes.share(self.batch_size))))
-        score = partial(
-            score_rollouts, self.policy, rollouts.batch, self.kl_estimator, list(chain.from_iterable(parts))
-        )
-        if self.updates.epochs == len(passes) == 1 and not self.algorithm.selects:
-            if not self.algorithm.credits_scores and not self.updates.in_backward:
-                gradient = Gradient(self.learner, rollouts.batch, passes[0])
-                return score(learned=len(parts[0]) if gradient.weight else 0, use=gradient.add), gradient
-            if len(parts[0]) == 1:
-                kept: list[Scores] = []
-                return score(learned=1, use=lambda _rows, _micro, scores: kept.append(scores)), kept[0]
-        return score(), None
+        mini = mini_batches(self.chosen(rollouts), self.updates, info, 0)
+        rest = (~rollouts["chosen"]).nonzero().squeeze(1).tolist()
+        of_rest = processes.micro_batches(rest, at_once or len(processes.share(self.batch_size)))
+        return [*(processes.micro_batches(rows, at_once) for rows in mini), of_rest]
 
-    def _credit(self, rollouts: Rollouts) -> Rollouts:
+    def scored(
+        self, rollouts: Rollouts, passes: list[list[list[int]]], learned: int = 0, use: Use | None = None
+    ) -> Rollouts:
+        """Add what the models say of rollouts; the first `learned` micro-batches with their graph, see `Use`."""
+        parts = list(chain.from_iterable(passes))
+        columns = score_rollouts(self.policy, rollouts.batch, self.kl_estimator, parts, learned=learned, use=use)
+        return rollouts.with_columns(**columns)
+
+    def credited(self, rollouts: Rollouts) -> Rollouts:
+        """Add what the algorithm says that every token earned."""
         processes = self.learner.processes
         return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef, processes))
 
-    def _shape(self, rollouts: Rollouts) -> Rollouts:
+    def _shaped(self, rollouts: Rollouts) -> Rollouts:
         """Add `shaped_reward` `[b]` float64, the reward that training uses, and `kl_coef` `[b]`, β in force."""
 
         def shaped(rewards: Tensor, ended: Tensor, *query: Tensor) -> Tensor:
@@ -238,7 +247,7 @@ class RolloutTrainer(Trainer):
             return
         self._record_rows(step, rollouts, self.held_out.collector.prompts, self.held_out.rows(rollouts))
         scored = rollouts.scored()
-        self.learner.processes.agreed(lambda: check_finite(step, scored.batch.columns, scored["mask"]))
+        self.learner.processes.agreed(lambda: check_finite(step, scored.batch.columns, scored["learned"]))
 
     def _record_rows(self, step: int, rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> None:
         """Record rollouts of this process, with further columns of rows; a process may have none."""

@@ -51,8 +51,9 @@ class Collector:
             temperature: overrides that of the sampler.
 
         Returns:
-            Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `mask`, `sampler_logprob`
-            and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the length limit.
+            Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `attended`, `learned`,
+            `sampler_logprob` and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the
+            length limit.
         """
         batch = self.prompts.batch(indices)
         responses = self.sampler.sample(batch, step, sample, temperature)
@@ -60,7 +61,8 @@ class Collector:
         texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, answers, strict=True)]
         batch = batch.with_columns(
             response_ids=responses.response_ids,
-            mask=responses.mask,
+            attended=responses.mask,
+            learned=responses.mask,
             sampler_logprob=responses.sampler_logprob,
             sampler_version=responses.versions,
             ended=torch.tensor([float(reason != "length") for reason in responses.finish_reasons]),
@@ -85,7 +87,7 @@ class Collector:
             UserCodeError: a reward failed.
         """
         columns = self._columns(rollouts.prompt_index)
-        ids = _unpadded(rollouts["response_ids"], rollouts["mask"])
+        ids = _unpadded(rollouts["response_ids"], rollouts["attended"])
         scored = score(self.rewards, rollouts.prompt, rollouts.response, columns, ids)
         total, discards = discard(self.cleaning, rollouts.response, scored.total)
         named: dict[str, Sequence[float | None]] = {**scored.parts, **discards}
@@ -157,7 +159,7 @@ def score_rollouts(
         if use is not None and number < learned:
             use(rows, micro.with_columns(**columns), scores)
         for name, column in columns.items():
-            place = scored.setdefault(name, torch.zeros_like(rollouts["mask"]))
+            place = scored.setdefault(name, torch.zeros_like(rollouts["learned"]))
             if len(rows):
                 place[rows, : column.shape[1]] = column.cpu()
     return scored
@@ -178,8 +180,8 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
         yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
 
 
-def _unpadded(response_ids: Tensor, mask: Tensor) -> list[list[int]]:
-    lengths = mask.sum(1).long().tolist()
+def _unpadded(response_ids: Tensor, attended: Tensor) -> list[list[int]]:
+    lengths = attended.sum(1).long().tolist()
     return [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
 
 

@@ -17,7 +17,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.train.optimizer import Optimizer
-from cavesson.types import Batch, Scores
+from cavesson.types import Batch
 
 Metrics = dict[str, float]
 
@@ -30,7 +30,7 @@ class StepInfo(NamedTuple):
     learning_rate: float
 
 
-class Learned(NamedTuple):
+class Chosen(NamedTuple):
     """Which of a step's rollouts to learn from."""
 
     rows: Tensor
@@ -113,39 +113,30 @@ def gradient_of(learner: Learner, batch: Batch, rows: Sequence[int], micro_batch
 def update(
     learner: Learner,
     batch: Batch,
-    learned: Learned,
+    chosen: Chosen,
     settings: UpdateSettings,
     info: StepInfo,
-    *,
-    first: Gradient | Scores | None = None,
     done: Sequence[Metrics] = (),
+    gradient: Callable[[Sequence[int]], Gradient] | None = None,
 ) -> Iterator[Metrics]:
     """Train on one step's rollouts, and yield the metrics of every mini-batch.
 
     Args:
         learner: changed in place.
         batch: the credited rollouts of this process.
-        learned: which of them to learn from.
+        chosen: which of them to learn from.
         settings: epochs, mini-batches and guards.
         info: seed, step and learning rate.
-        first: what scoring has already done of a step with a single update: its gradient, or if it is a single
-            micro-batch, the forward pass, as scores with their graph.
         done: metrics of the mini-batches that were done before the run was interrupted.
+        gradient: returns the gradient of a mini-batch with these rows; `gradient_of` if there is no shorter way.
     """
-    epochs = (mini_batches(learned, settings, info, epoch) for epoch in range(settings.epochs))
+    epochs = (mini_batches(chosen, settings, info, epoch) for epoch in range(settings.epochs))
     stopped = bool(done and done[-1]["optim/stopped"])
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        if first is None:
-            gradient = gradient_of(learner, batch, rows, settings.micro_batch_size)
-        elif isinstance(first, Gradient):
-            gradient = first
-        else:
-            gradient = Gradient(learner, batch, rows)
-            if gradient.weight:
-                gradient.add(rows, batch.part(rows).to(learner.device), first)
-        seen = optimize(learner, gradient, settings, info, lambda seen: _verdict(seen, settings))
+        found = gradient(rows) if gradient else gradient_of(learner, batch, rows, settings.micro_batch_size)
+        seen = optimize(learner, found, settings, info, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen
 
@@ -235,7 +226,7 @@ def averaged(metrics: list[Metrics]) -> Metrics:
     return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
 
 
-def mini_batches(learned: Learned, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[list[int]]:
+def mini_batches(chosen: Chosen, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[list[int]]:
     """Return this process's rows in each optimiser step of one pass over a step's rollouts.
 
     Of k mini-batches, each block of k consecutive rollouts puts one into each, at random. So every process has about as
@@ -243,11 +234,11 @@ def mini_batches(learned: Learned, settings: UpdateSettings, info: StepInfo, epo
     """
     count = settings.mini_batches
     order = generator(info.seed, Purpose.MINI_BATCHES, info.step, epoch)
-    blocks = np.tile(np.arange(count), (-(-learned.total // count), 1))
-    chosen = order.permuted(blocks, axis=1).ravel()[: learned.total]
-    mine = chosen[learned.place.numpy()]
+    blocks = np.tile(np.arange(count), (-(-chosen.total // count), 1))
+    numbers = order.permuted(blocks, axis=1).ravel()[: chosen.total]
+    mine = numbers[chosen.place.numpy()]
     # An algorithm may learn from fewer rows than there are mini-batches.
-    return [learned.rows[torch.from_numpy(mine == number)].tolist() for number in np.unique(chosen)]
+    return [chosen.rows[torch.from_numpy(mine == number)].tolist() for number in np.unique(numbers)]
 
 
 def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
