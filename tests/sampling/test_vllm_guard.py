@@ -1,7 +1,6 @@
 """The guard of a vLLM server: without the key, only the server's health is told."""
 
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cavesson.sampling import vllm_guard
+from cavesson.sampling.guarded import cavesson_guard
 
 
 async def done(request: Request) -> PlainTextResponse:
@@ -28,8 +27,8 @@ async def talk(socket: WebSocket) -> None:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> TestClient:
     monkeypatch.setenv("VLLM_API_KEY", "a key")
-    # As the server imports it: from a copy, without the package.
-    guard: Any = runpy.run_path(str(Path(vllm_guard.__file__)))["Guard"]
+    # As the server imports it: without the package.
+    guard: Any = runpy.run_path(cavesson_guard.__file__)["Guard"]
     app = Starlette(
         routes=[WebSocketRoute("/talk", talk), Route("/{path:path}", done, methods=["GET", "POST", "OPTIONS"])]
     )

@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.errors import UserError
 from cavesson.models.parts import untied
 from cavesson.sampling import supervisor
+from cavesson.sampling.guarded import cavesson_guard
 from cavesson.sampling.settings import VllmSettings
 from cavesson.scratch import Scratch
 
@@ -77,7 +77,7 @@ class VllmServer:
         self.key = secrets.token_urlsafe(32)
         self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", host, *flags, *_FLAGS]
+        command = [python, cavesson_guard.__file__, "--host", host, *flags, *_FLAGS]
         parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
         command += [*_lora_flags(lora_rank, adapters), *parallel]
         command += ["--enable-sleep-mode"] if settings.sleep else []
@@ -85,7 +85,7 @@ class VllmServer:
         command += [*(() if settings.devices else _ON_CPU), *settings.arguments]
         self._process = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
-            env=_environment(settings, python) | _guarded(folder, self.key, python),
+            env=_environment(settings, python, self.key),
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -176,8 +176,11 @@ def _lora_flags(rank: int | None, adapters: int) -> Sequence[str]:
     return ("--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(most))
 
 
-def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
-    """Return the environment of the server: it is not one of the processes that a launcher has started."""
+def _environment(settings: VllmSettings, python: str, key: str) -> dict[str, str]:
+    """Return the environment of the server: it is not one of the processes that a launcher has started.
+
+    In the environment, unlike among the arguments, other users of the machine cannot see the key.
+    """
     launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
     others = {"PYTHONPATH"} if python != sys.executable else set()
     kept = {
@@ -186,24 +189,9 @@ def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
         if name not in launched | others and not name.startswith("TORCHELASTIC_")
     }
     # Of the server's own functions, these load adapters and weights.
-    kept |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    kept |= {"VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     kept.setdefault("VLLM_NO_USAGE_STATS", "1")
     return kept | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.devices))} if settings.devices else {})
-
-
-def _guarded(folder: Scratch, key: str, python: str) -> dict[str, str]:
-    """Return the variables with which a server finds its guard, a copy of ours, and the key.
-
-    In the environment, unlike among the arguments, other users of the machine cannot see the key.
-    """
-    place = Path(folder.name) / "guard"
-    place.mkdir()
-    shutil.copy(Path(__file__).with_name("vllm_guard.py"), place / "cavesson_guard.py")
-    paths = [
-        str(place),
-        *([os.environ["PYTHONPATH"]] if python == sys.executable and "PYTHONPATH" in os.environ else []),
-    ]
-    return {"VLLM_API_KEY": key, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _end(process: "subprocess.Popen[bytes]", held: socket.socket) -> None:

@@ -1,11 +1,13 @@
-"""The guard of a vLLM server that a run starts: every request needs the run's key, except for the server's health.
+"""A vLLM server with a guard: every request needs the run's key, except for the server's health.
 
-vLLM (0.32) itself asks for its key only under some paths; others replace its weights or call its functions. The server
-imports this file from a copy, because its Python may not have Cavesson: only the standard library can be used here.
+vLLM (0.32) itself asks for its key only under some paths; others replace its weights or call its functions. This file
+is run as a script by a Python that may not have Cavesson: only the standard library can be used here. It has a folder
+of its own because Python finds modules beside a script first, so vLLM imports the guard from here.
 """
 
 import hmac
 import os
+import runpy
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -39,3 +41,7 @@ class Guard:
 
     def _has_key(self, scope: Message) -> bool:
         return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self.expected)
+
+
+if __name__ == "__main__":
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
