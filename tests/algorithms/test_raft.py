@@ -21,6 +21,7 @@ from cavesson.errors import UserError
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.masked import weighted_mean
+from cavesson.record import Recorder, write_run
 from cavesson.rewards.lowercase import lowercase
 from cavesson.train.run import Result, train
 from cavesson.types import Batch, Rollouts
@@ -262,6 +263,22 @@ def test_the_gain_is_counted_from_the_first_step_and_printed_beside_that_of_sele
         ["1", "+1.750", "+0.750", "–", "0.300", "–"],
     ]
     assert "Selecting among the starting model's responses gives +2.500, a gain of +1.500." in text
+
+
+@pytest.mark.parametrize("first", [[], [{"evaluation/unscored": 1.0, "reward/unscored": 1.0}]])
+def test_steps_without_a_reward_are_left_out(tmp_path: Path, first: list[dict[str, float]]) -> None:
+    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    run = RAFTRun(run=tmp_path)
+    write_run(tmp_path, {})
+    with Recorder(tmp_path) as recorder:
+        for step, metrics in enumerate([*first, {"reward/unscored": 1.0}]):
+            recorder.metrics(step, metrics)
+    run.show(tmp_path, console)
+    assert console.export_text() == ""
+    with Recorder(tmp_path) as recorder:
+        recorder.metrics(len(first) + 1, {"reward/mean": 1.0, "raft/selected_reward": 2.5})
+    run.show(tmp_path, console)
+    assert console.export_text().count("│") == 7  # of a single row
 
 
 def finished(folder: Path, **changes: Any) -> Result:

@@ -19,6 +19,7 @@ from cavesson.cluster.rewards import joined, split
 from cavesson.command_line import ON_RAY
 from cavesson.config import check
 from cavesson.errors import LOST_PROCESS, UserCodeError, UserError
+from cavesson.rewards.answers import Part
 from cavesson.train.run import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
@@ -160,9 +161,12 @@ def test_every_row_goes_to_one_worker(rows: int) -> None:
 
 
 def test_answers_are_joined_in_the_order_of_the_rows() -> None:
-    assert joined("mine", [{"": [1.0, 2.0]}, {"": [3.0]}]) == {"": [1.0, 2.0, 3.0]}
+    first, second = Part([1.0, None], [None, "off topic"]), Part([3.0], ["right"])
+    assert joined("mine", [{"mine": first}, {"mine": second}]) == {
+        "mine": Part([1.0, None, 3.0], [None, "off topic", "right"])
+    }
     with pytest.raises(UserCodeError, match="the reward mine must return the same parts for all responses"):
-        joined("mine", [{"a": [1.0]}, {"b": [1.0]}])
+        joined("mine", [{"mine/a": second}, {"mine/b": second}])
 
 
 def test_the_cause_of_a_loss_is_named_not_what_follows_from_it() -> None:

@@ -33,6 +33,12 @@ from ray_helpers import (
 )  # fmt: skip
 
 import cavesson
+from cavesson.algorithms.settings import RewardWorkerSettings
+from cavesson.cluster.connection import actor_name, connect, options
+from cavesson.cluster.rewards import ROLE, RewardWorker, remote_rewards
+from cavesson.command_line import ON_RAY
+from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import score
 
 pytestmark = pytest.mark.timeout(600)
 MEASURED = ("time/", "tokens_per_second", "memory/")
@@ -103,6 +109,81 @@ def test_a_broken_reward_is_reported_in_a_line_and_nothing_is_restarted(cluster:
     assert line.startswith("cavesson: the reward broken raised KeyError: 'answer' (") and "rewards.py, line 18)" in line
     assert not (tmp_path / "here").exists()  # the corrected command needs it
     all_ended()
+
+
+JUDGES = """
+import asyncio
+
+now = most = 0
+met = {}
+
+async def judge(prompt, response):
+    global now, most
+    now += 1
+    most = max(most, now)
+    await asyncio.sleep(0.05)
+    now -= 1
+    return (len(response), f"{prompt}: {len(response)}") if response else None
+
+async def meet(me, other):
+    \"\"\"Return once the other one is called, too.\"\"\"
+    met.setdefault(me, asyncio.Event()).set()
+    await asyncio.wait_for(met.setdefault(other, asyncio.Event()).wait(), 60)
+
+async def first(prompts, responses):
+    await meet("first", "second")
+    return {"some": [None] * len(responses), "zero": [0] * len(responses)}
+
+async def second(prompts, responses):
+    await meet("second", "first")
+    return [None] * len(responses)
+
+def tokens(completions, completion_ids, **_):
+    return [len(ids) for ids in completion_ids]
+
+def most_at_once(prompts, responses):
+    return [most] * len(responses)
+"""
+
+
+def test_workers_call_async_rewards_at_the_same_time_and_return_what_they_return(
+    cluster: Any, add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two workers gets half of the eight responses, and calls `judge` at most three times at once."""
+    import ray
+
+    add(reward=1), add(reward=1)
+    (tmp_path / "judges.py").write_text(JUDGES)
+    monkeypatch.setenv(ON_RAY, f"cavesson-{tmp_path.name}")
+    before = signal.getsignal(signal.SIGTERM)
+    connect(cluster.address)
+    role = RewardWorkerSettings(count=2, cpus=0, resources={"reward": 1})
+    names = ("judge", "first", "second", "tokens")
+    settings = [RewardSettings(use=f"{tmp_path}/judges.py:{name}", weight=2) for name in names]
+    settings[0] = settings[0].model_copy(update={"concurrency": 3})
+    late = RewardSettings(use=f"{tmp_path}/judges.py:most_at_once")
+    try:
+        actors = [
+            ray.remote(RewardWorker)
+            .options(name=actor_name(ROLE, number), **options(role))
+            .remote([*settings, late], False, str(tmp_path))
+            for number in range(2)
+        ]
+        *rewards, most = remote_rewards([*settings, late], role, 120)
+        prompts, responses = list("abcdefgh"), ["", *("x" * size for size in range(1, 8))]
+        scored = score(rewards, prompts, responses, {}, [[7] * (10 + row) for row in range(8)])
+        assert scored.parts == {
+            "judge": [None, *range(1, 8)], "first/some": [None] * 8, "first/zero": [0] * 8, "second": [None] * 8,
+            "tokens": [*range(10, 18)],
+        }  # fmt: skip
+        assert scored.total == [20.0, *(2.0 * (row + 10 + row) for row in range(1, 8))]
+        assert scored.reasons == {"judge": [None, *(f"{'abcdefgh'[row]}: {row}" for row in range(1, 8))]}
+        assert score([most], prompts, responses, {}).total == [3.0] * 8
+        assert score([rewards[2]], ["p"], ["r"], {}).total == [None]
+        del actors
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_cluster_without_room_or_without_anything_is_reported_in_a_line(

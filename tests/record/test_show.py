@@ -294,3 +294,25 @@ def test_tokens_that_were_not_learned_are_shown_as_such_and_padding_is_left_out(
     tokens = [(row["token"], row[""]) for row in table(text, "tokens")]
     assert tokens == [("7", ""), ("tool", "not learned"), ("tool", "not learned"), ("done", "")]
     assert "2 padding tokens at the end are not shown" in text
+
+
+def test_responses_without_a_reward_are_counted_and_in_no_list_by_reward(folder):
+    with Recorder(folder) as recorder:
+        for step, reward in enumerate([[1.0, 2.0, 3.0], [None, 4.0, None], [None] * 3]):
+            rows, tokens = rollouts(3, 2)
+            recorder.rollouts(step, rows | {"reward": reward}, tokens)
+    text = shown(folder)
+    steps = table(text, "steps: means over the rollouts")
+    assert [(line["step"], line["unscored"], line["reward"]) for line in steps] == [
+        ("0", "", "2 ± 0.8165"), ("1", "2", "4 ± 0"), ("2", "3", ""),
+    ]  # fmt: skip
+    assert [line["reward"] for line in table(text, "best by reward")] == ["4", "3", "2", "1"]
+    assert [line["reward"] for line in table(text, "worst by reward")] == ["1", "2", "3", "4"]
+    assert "nan" not in text.lower()
+
+
+def test_a_record_without_rewards_has_no_column_of_them(folder):
+    with Recorder(folder) as recorder:
+        rows, tokens = rollouts(3, 2)
+        recorder.rollouts(0, rows | {"reward": [None] * 3}, tokens)
+    assert "unscored" not in shown(folder) and "best by reward" not in shown(folder)

@@ -120,8 +120,11 @@ class RAFTRun(RolloutRun):
         """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
         from cavesson.record import open as open_run
 
+        # The last is an evaluation; before, there may be steps in which no reward judged any response.
         steps = open_run(folder, allow_remote=True).steps().to_pylist()
-        print_rounds(console, [step for step in steps if step["reward/mean"] is not None])  # the last is an evaluation
+        rounds = [step for step in steps if step.get("reward/mean") is not None]
+        if rounds:
+            print_rounds(console, rounds)
 
     @property
     def scoring_temperature(self) -> float:

@@ -69,9 +69,11 @@ class PromptResults(NamedTuple):
     mean: Array
     """[P] mean reward."""
     counts: Array
-    """[P] how many responses."""
+    """[P] how many responses with a reward."""
     newest: Array
     """[P] row of the newest of them."""
+    unscored: int
+    """Responses without a reward, in none of these numbers."""
 
 
 def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
@@ -134,9 +136,9 @@ def _written(value: Any) -> str:
 
 
 def _total(side: PromptResults) -> dict[str, Any]:
-    """Return the number of all responses of a side, and their mean reward."""
+    """Return the number of responses of a side with and without a reward, and the mean reward."""
     count = int(side.counts.sum())
-    return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
+    return {"n": count, "unscored": side.unscored, "mean": float(side.mean @ side.counts) / count if count else None}
 
 
 def _prompts(run: OpenRun, snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) -> PromptResults:
@@ -148,12 +150,13 @@ def prompts_of(snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) 
     """Return the prompts of a split in some steps, in ascending order of their hashes."""
     nothing = np.empty(0, np.int64)
     if not snapshot.rows:
-        return PromptResults(nothing, nothing.astype(float), nothing, nothing)
+        return PromptResults(nothing, nothing.astype(float), nothing, nothing, 0)
     prompt, step, reward = snapshot.raw("prompt"), snapshot.raw("step"), snapshot.column("reward")
-    mask = both(snapshot.of(split), np.isfinite(reward) & (prompt >= 0))
+    mask = both(snapshot.of(split), prompt >= 0)
     if steps is not None:
         mask = mask & (step >= steps[0]) & (step <= steps[1])
-    rows = np.flatnonzero(mask)
+    scored = np.isfinite(reward)
+    rows = np.flatnonzero(mask & scored)
     of, size = prompt[rows], snapshot.state.prompts
     counts = np.bincount(of, minlength=size)
     sums = np.bincount(of, reward[rows], minlength=size)
@@ -162,7 +165,11 @@ def prompts_of(snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) 
     there = np.flatnonzero(counts)
     there = there[np.argsort(snapshot.prompts[there])]
     return PromptResults(
-        snapshot.prompts[there], sums[there] / counts[there], counts[there], newest[there] & 0xFFFFFFFF
+        snapshot.prompts[there],
+        sums[there] / counts[there],
+        counts[there],
+        newest[there] & 0xFFFFFFFF,
+        int(np.count_nonzero(mask & ~scored)),
     )
 
 

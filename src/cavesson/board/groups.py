@@ -58,7 +58,7 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
                 "group": int(names[group]) if names[group] > LAST_NAMELESS else None,
                 "prompt": prompts[0],
                 **line,
-                "zero_variance": bool(line["n"] > 1 and line["min"] == line["max"]),
+                "zero_variance": bool(line["n"] - line["unscored"] > 1 and line["min"] == line["max"]),
                 "samples": snapshot.raw("sample")[member].tolist(),
                 "rows": responses,
             }
@@ -76,15 +76,18 @@ def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, 
 
 
 def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
-    """Return n, mean, sd, min and max of the rewards of each group."""
-    n = np.bincount(of, minlength=count)
+    """Return n, the number of responses of each group, how many have no reward, and statistics of the other rewards."""
+    n, scored = np.bincount(of, minlength=count), ~np.isnan(rewards)
+    of, rewards = of[scored], rewards[scored]
+    known = np.bincount(of, minlength=count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    with np.errstate(invalid="ignore"):  # a group with a reward that is not finite has no finite statistics
+    with np.errstate(invalid="ignore"):  # a group with an infinite reward, or with none, has no finite statistics
         np.minimum.at(low, of, rewards)
         np.maximum.at(high, of, rewards)
-        mean = np.bincount(of, rewards, minlength=count) / n
-        sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / n)
-    return {"n": n, "mean": mean, "sd": sd, "min": low, "max": high}
+        mean = np.bincount(of, rewards, minlength=count) / known
+        sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / known)
+    found = {"mean": mean, "sd": sd, "min": low, "max": high}
+    return {"n": n, "unscored": n - known} | {name: np.where(known, one, np.nan) for name, one in found.items()}
 
 
 def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:

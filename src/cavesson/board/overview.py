@@ -64,11 +64,12 @@ def _newest(run: OpenRun, snapshot: Snapshot) -> int | None:
 
     A run ends with an evaluation, to whose step nothing else belongs.
     """
-    lines = rollups_of(run, snapshot, "reward")
-    rewards = lines_of(snapshot, lines, "train").step
-    rewards = rewards if len(rewards) else lines.step
+    # A step in which no response has a reward has their lengths.
+    columns = [rollups_of(run, snapshot, name) for name in ("reward", "length")]
+    trained = [lines_of(snapshot, lines, "train").step for lines in columns]
+    steps = np.concatenate(trained if any(map(len, trained)) else [lines.step for lines in columns])
     logged = snapshot.metrics["step"]
-    return int(rewards.max()) if len(rewards) else logged[-1].as_py() if len(logged) else None
+    return int(steps.max()) if len(steps) else logged[-1].as_py() if len(logged) else None
 
 
 def _tokens(run: OpenRun) -> int | None:

@@ -1,8 +1,7 @@
 """Rewards that workers on a Ray cluster compute: each gets a part of the rows, and the results are joined in order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,15 +10,15 @@ import torch
 
 from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
-from cavesson.errors import UserCodeError
+from cavesson.errors import UserCodeError, user_code
+from cavesson.rewards.answers import Answers, Part
 from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import call_rewards
+from cavesson.rewards.base import Remote, call_rewards
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.surroundings import still_running
 from cavesson.rewards.table import Reward, build_rewards
 
 ROLE = "reward-worker"
-Parts = dict[str, list[Any]]
-"""The parts of a reward, by the last component of their names; a reward that returns plain numbers has one, ""."""
 
 
 class RewardWorker:
@@ -36,31 +35,27 @@ class RewardWorker:
         self._folder = folder
 
     @cached_property
-    def _rewards(self) -> tuple[Reward, ...]:
+    def _rewards(self) -> dict[str, Reward]:
         enter(self._folder)
-        return build_rewards(self._settings, self._device)
+        return {reward.name: reward for reward in build_rewards(self._settings, self._device)}
 
     def is_placed(self) -> bool:
         """Return True, as soon as Ray has started this worker."""
         return True
 
-    def call(
-        self, number: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> Parts:
-        """Return the parts of the reward with this number for each row.
+    def call(self, names: Sequence[str], judged: Judged) -> Answers:
+        """Call the rewards with these names, as a learner without workers calls its own.
 
         Raises:
-            UserError: the reward cannot be built, or it failed.
+            UserError: a reward cannot be built, or it failed.
         """
-        reward = self._rewards[number]
-        parts = call_rewards({reward.name: reward.function}, Judged(prompts, responses, columns))[reward.name]
-        return {name.removeprefix(reward.name).removeprefix("/"): part.returned() for name, part in parts.items()}
+        return call_rewards({name: self._rewards[name].function for name in names}, judged)
 
 
 def remote_rewards(
     settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a recipe as functions that call the reward workers of the run.
+    """Return the rewards of a recipe, which the reward workers of the run call.
 
     Args:
         settings: settings of the rewards.
@@ -74,48 +69,53 @@ def remote_rewards(
     check_placed(
         "reward workers", "reward_workers", role, [one.is_placed.remote() for one in workers.values()], timeout
     )
-    return tuple(
-        Reward(one.label, _RemoteReward(one.label, number, workers), one.weight) for number, one in enumerate(settings)
-    )
+    remote = Remote(_Workers(workers).call)
+    return tuple(Reward(one.label, remote, one.weight) for one in settings)
 
 
-@dataclass(frozen=True)
-class _RemoteReward:
-    """A reward that workers compute. If a worker dies, another one gets its rows."""
+class _Workers:
+    """The reward workers of a run. If one dies, another one gets its rows.
 
-    name: str
-    number: int
-    workers: dict[int, Any]
-    """workers that have not died; all rewards of the run share this dict"""
+    Args:
+        alive: workers that have not died, by their numbers.
+    """
 
-    def __call__(self, prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> Parts:
-        parts = split(len(responses), len(self.workers))
-        with ThreadPoolExecutor(len(parts)) as pool:
-            calls = [
-                pool.submit(
-                    self._call,
-                    place,
-                    prompts[rows.start : rows.stop],
-                    responses[rows.start : rows.stop],
-                    {name: values[rows.start : rows.stop] for name, values in columns.items()},
-                )
-                for place, rows in enumerate(parts)
-            ]
-            return joined(self.name, [call.result() for call in calls])
+    def __init__(self, alive: dict[int, Any]) -> None:
+        self._alive = alive
 
-    def _call(
-        self, place: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> Parts:
+    def call(self, names: Sequence[str], judged: Judged) -> Answers:
+        """Divide the rows among the workers, and join their answers.
+
+        Raises:
+            UserCodeError: a reward failed, or all workers have died.
+        """
+        parts, what = split(len(judged.responses), len(self._alive)), f"the reward {', '.join(names)}"
+        with still_running(what), user_code(what), ThreadPoolExecutor(len(parts)) as pool:
+            calls = [pool.submit(self._call, place, names, _part(judged, rows)) for place, rows in enumerate(parts)]
+            answers = [call.result() for call in calls]
+        return {name: joined(name, [answer[name] for answer in answers]) for name in names}
+
+    def _call(self, place: int, names: Sequence[str], judged: Judged) -> Answers:
         from ray.exceptions import RayActorError
 
-        while alive := list(self.workers.items()):
+        while alive := list(self._alive.items()):
             number, worker = alive[place % len(alive)]
             try:
-                answer: Parts = result(worker.call.remote(self.number, prompts, responses, columns))
-                return answer
+                answers: Answers = result(worker.call.remote(names, judged))
+                return answers
             except RayActorError:
-                self.workers.pop(number, None)
-        raise UserCodeError(f"the reward {self.name}: all reward workers, or their nodes, have died")
+                self._alive.pop(number, None)
+        raise UserCodeError(f"the reward {', '.join(names)}: all reward workers, or their nodes, have died")
+
+
+def _part(judged: Judged, rows: range) -> Judged:
+    part = slice(rows.start, rows.stop)
+    return Judged(
+        judged.prompts[part],
+        judged.responses[part],
+        {name: values[part] for name, values in judged.columns.items()},
+        None if judged.ids is None else judged.ids[part],
+    )
 
 
 def split(rows: int, count: int) -> list[range]:
@@ -124,13 +124,18 @@ def split(rows: int, count: int) -> list[range]:
     return [range(int(part[0]), int(part[-1]) + 1) if len(part) else range(0) for part in parts]
 
 
-def joined(name: str, parts: Sequence[Parts]) -> Parts:
-    """Join the results for contiguous parts of the rows.
+def joined(name: str, parts: Sequence[dict[str, Part]]) -> dict[str, Part]:
+    """Join what a reward returned for contiguous parts of the rows.
 
     Raises:
-        UserCodeError: a reward returned other parts for some rows than for others.
+        UserCodeError: it returned other parts for some rows than for others.
     """
-    names = list(parts[0])
     if any(part.keys() != parts[0].keys() for part in parts):
         raise UserCodeError(f"the reward {name} must return the same parts for all responses")
-    return {key: [value for part in parts for value in part[key]] for key in names}
+    return {
+        label: Part(
+            [value for part in parts for value in part[label].values],
+            [reason for part in parts for reason in part[label].reasons],
+        )
+        for label in parts[0]
+    }

@@ -18,12 +18,11 @@ from rich.text import Text
 from cavesson.algorithms.ppo import PPORun
 from cavesson.command_line import command_line
 from cavesson.data.prompts import tokenize
-from cavesson.ops.intervals import mean_interval
 from cavesson.record import Run
 from cavesson.record import open as open_run
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
-from cavesson.tools.score import estimate
+from cavesson.tools.score import estimate, estimate_gain
 from cavesson.train.rollouts import Collector, evaluate
 from cavesson.train.run import Result, Training
 from cavesson.types import Rollouts
@@ -99,7 +98,6 @@ def _plain(rollouts: Rollouts) -> dict[str, list[Any]]:
 def _summary(result: Result, before: Rollouts, after: Rollouts, seconds: float) -> dict[str, Any]:
     kl = [step["kl/objective"] for step in result.metrics]
     rewards = {"before": before["reward"].tolist(), "after": after["reward"].tolist()}
-    gain = (after["reward"] - before["reward"]).tolist()
     openings = before.prompt_index
     return {
         "held_out": {
@@ -107,7 +105,7 @@ def _summary(result: Result, before: Rollouts, after: Rollouts, seconds: float) 
             "responses": len(before),
             "reward_before": asdict(estimate(rewards["before"], openings)),
             "reward_after": asdict(estimate(rewards["after"], openings)),
-            "gain": asdict(mean_interval(gain, openings)),
+            "gain": asdict(estimate_gain(rewards["after"], rewards["before"], openings)),
         },
         "training": {
             "steps": len(result.metrics),

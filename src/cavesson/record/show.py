@@ -178,13 +178,15 @@ def _show_steps(run: Run, console: Console, split: Split) -> None:
     rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
     splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
     coefficients = _coefficients(run)
+    has_rewards = rows["reward"].null_count < rows.num_rows
     lines = []
     for step, split in ((step, split) for step in shown for split in splits):
         mine = rows.filter((pc.field("step") == step) & (pc.field("split") == split))
         if mine.num_rows:
             means = {name: _mean(mine[name], spread=name == "reward") for name in MEANS}
             only = {"split": split} if len(splits) > 1 else {}
-            lines.append({"step": step, **only, **means, "kl/coef": coefficients.get(step)})
+            unscored = mine["reward"].null_count or None if has_rewards else None
+            lines.append({"step": step, **only, "unscored": unscored, **means, "kl/coef": coefficients.get(step)})
     console.print(_table("steps: means over the rollouts, reward ± standard deviation", lines))
 
 

@@ -25,9 +25,9 @@ class Part(NamedTuple):
     reasons: list[str | None]
     """None where it gave no reason"""
 
-    def returned(self) -> list[Any]:
-        """Return the part as a reward returns it."""
-        return [v if reason is None else (v, reason) for v, reason in zip(self.values, self.reasons, strict=True)]
+
+Answers = dict[str, dict[str, Part]]
+"""The parts of rewards, by the names of both."""
 
 
 def checked(name: str, result: Any, expected: int) -> dict[str, Part]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from cavesson.errors import UserCodeError, UserError, user_code
-from cavesson.rewards.answers import AnswerError, Part, checked
+from cavesson.rewards.answers import AnswerError, Answers, Part, checked
 from cavesson.rewards.arguments import Arguments, Judged, arguments, line_of
 from cavesson.rewards.concurrent import EachResponse, awaited, is_async, judges_one
 from cavesson.rewards.surroundings import put_back, still_running
@@ -24,14 +25,27 @@ RewardFunction = Callable[..., Any]
 A number may be None, or a pair of a number and a reason. The function may be `async`.
 """
 
+
+@dataclass(frozen=True)
+class Remote:
+    """A reward that is called in another process, in one call with the others that are called there.
+
+    Attributes:
+        call: calls rewards, given by their names.
+    """
+
+    call: Callable[[Sequence[str], Judged], Answers]
+
+
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 """Files that were executed: what they were then (time of the change, size), and their modules."""
 
 
-def call_rewards(functions: Mapping[str, RewardFunction], judged: Judged) -> dict[str, dict[str, Part]]:
+def call_rewards(functions: Mapping[str, RewardFunction | Remote], judged: Judged) -> Answers:
     """Call rewards with copies of their arguments, so that they cannot change them, and check what they return.
 
-    They are called one after the other; then those that are `async`, at the same time.
+    They are called one after the other; then those that are `async`, at the same time. Other processes do the same with
+    the rewards that are called there.
 
     Args:
         functions: the rewards by name.
@@ -44,6 +58,16 @@ def call_rewards(functions: Mapping[str, RewardFunction], judged: Judged) -> dic
         UserCodeError: one takes other arguments, raises an exception, or does not return one finite number or None per
             response.
     """
+    there = {name: one.call for name, one in functions.items() if isinstance(one, Remote)}
+    here = {name: one for name, one in functions.items() if not isinstance(one, Remote)}
+    answers = _called_here(here, judged) if here else {}
+    for call in dict.fromkeys(there.values()):
+        names = [name for name, its in there.items() if its == call]
+        answers |= call(names, judged)
+    return {name: answers[name] for name in functions}
+
+
+def _called_here(functions: Mapping[str, RewardFunction], judged: Judged) -> Answers:
     each = {name: EachResponse(one, name) if judges_one(one) else one for name, one in functions.items()}
     calls = {name: _bound(function, name, judged) for name, function in each.items()}
     expected = len(judged.responses)
@@ -60,7 +84,7 @@ def call_rewards(functions: Mapping[str, RewardFunction], judged: Judged) -> dic
                 if is_async(function)
             }
         )
-    return {name: answers[name] for name in functions}
+    return answers
 
 
 def call_reward(

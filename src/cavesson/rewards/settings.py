@@ -22,7 +22,8 @@ class RewardSettings(Settings):
     """whether a classifier's own chat template writes the text that it reads; none = where it has one, it was not
     trained by Cavesson, and the prompt is a conversation"""
     concurrency: int | None = Field(None, ge=1)
-    """calls at the same time of an async function (prompt, response, …) that judges one response per call; none = 16"""
+    """calls at the same time, per process, of an async function (prompt, response, …), which judges one response per
+    call; none = 16"""
     options: dict[str, Any] = Field(default_factory=dict)
     """arguments of a code, classifier, pipeline or HTTP reward, such as path, label and url: docs/rewards.md"""
 

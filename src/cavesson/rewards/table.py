@@ -9,7 +9,7 @@ import torch
 from cavesson.errors import UserCodeError, UserError
 from cavesson.rewards.answers import Part
 from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import RewardFunction, call_rewards, load_function
+from cavesson.rewards.base import Remote, RewardFunction, call_rewards, load_function
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.code import CodeReward, tests_of
 from cavesson.rewards.concurrent import LIMIT, EachResponse, judges_one
@@ -36,7 +36,7 @@ class Reward:
     """A named, weighted reward function."""
 
     name: str
-    function: RewardFunction
+    function: RewardFunction | Remote
     weight: float = 1.0
 
 

@@ -20,7 +20,7 @@ from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError, print_error
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
-from cavesson.ops.intervals import Interval, mean_interval, share_interval
+from cavesson.ops.intervals import Interval, share_interval
 from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
@@ -28,7 +28,7 @@ from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, trained_by
 from cavesson.tools.generate import Response, load_policy, responses, tell
-from cavesson.tools.score import check_scorers, estimates, score_responses, shown
+from cavesson.tools.score import check_scorers, estimate_gain, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
 
 
@@ -43,6 +43,8 @@ class ComparedModel:
     """of the sum to the first model's, response by response; none for the first and without rewards"""
     win_rate: Interval | None
     """share of responses with a higher sum than the first model's to the same prompt; a tie counts one half"""
+    unscored: int
+    """responses that no reward judges, which count in no mean"""
     tokens: float
     """mean length of the responses in this model's own tokens"""
     words: float
@@ -169,6 +171,8 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
             ("difference to the first", [shown(c.difference) if c.difference else "" for c in columns]),
             ("win rate over the first", [shown(c.win_rate) if c.win_rate else "" for c in columns]),
         ]
+    if any(column.unscored for column in columns):
+        lines.append(("not judged by any reward", [f"{c.unscored} of {len(c.responses)}" for c in columns]))
     return [
         *lines,
         ("length in tokens", [f"{c.tokens:.1f}" for c in columns]),
@@ -209,9 +213,9 @@ def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: C
     return list(responses(policy, tokenizer, prompts, settings, indices))
 
 
-def _win_rate(gains: Sequence[float], groups: Sequence[int]) -> Interval:
+def _win_rate(rewards: Sequence[float], others: Sequence[float], groups: Sequence[int]) -> Interval:
     """Return the share of the responses that get a higher reward than the first model's; a tie is half a win."""
-    return share_interval([(gain > 0) + (gain == 0) / 2 for gain in gains], groups)
+    return share_interval([(a > b) + (a == b) / 2 for a, b in zip(rewards, others, strict=True)], groups)
 
 
 def _column(
@@ -223,17 +227,18 @@ def _column(
     total, others = (next(iter(parts.values()), []) for parts in (scores, first))
     # Only responses that are judged in both can be compared.
     gained = [
-        (mine - other, group)
-        for mine, other, group in zip(total, others, groups if total else (), strict=True)
-        if mine is not None and other is not None
+        (one, other, group)
+        for one, other, group in zip(total, others, groups if total else (), strict=True)
+        if one is not None and other is not None
     ]
-    gains, pairs = [gain for gain, _ in gained], [group for _, group in gained]
-    compared = scores is not first and gains != []
+    compared = scores is not first and gained != []
+    mine, theirs, pairs = zip(*gained, strict=True) if compared else ((), (), ())
     return ComparedModel(
         name=name,
         rewards=estimates(scores, groups),
-        difference=mean_interval(gains, pairs) if compared else None,
-        win_rate=_win_rate(gains, pairs) if compared else None,
+        difference=estimate_gain(mine, theirs, pairs) if compared else None,
+        win_rate=_win_rate(mine, theirs, pairs) if compared else None,
+        unscored=total.count(None),
         tokens=fmean(one.tokens for one in answers),
         words=fmean(map(len, split)),
         ended=fmean(one.finish_reason != "length" for one in answers),

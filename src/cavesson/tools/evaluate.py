@@ -27,6 +27,13 @@ class Evaluation:
     rewards: dict[str, Interval]
     """the sum of all, and every part; of a reward that is only 0 or 1, such as exact_match, the accuracy"""
     responses: list[dict[str, Any]]
+    idle: tuple[str, ...] = ()
+    """rewards that judge none of the responses"""
+
+    def _judged(self, name: str) -> str:
+        """Return how many responses a reward judges, and of how many if it leaves some out."""
+        judged, count = sum(one[name] is not None for one in self.responses), len(self.responses)
+        return counted(judged, "response") if judged == count else f"{judged} of {counted(count, 'response')}"
 
     def __str__(self) -> str:
         lines = []
@@ -38,8 +45,8 @@ class Evaluation:
                 f"every {text.stride}",
             ]
         for name, mean in self.rewards.items():
-            count = counted(sum(one[name] is not None for one in self.responses), "response")
-            lines.append(f"{name}  {shown(mean)}, 95 % interval, {count}")
+            lines.append(f"{name}  {shown(mean)}, 95 % interval, {self._judged(name)}")
+        lines += [f"{name}  judges none of {counted(len(self.responses), 'response')}" for name in self.idle]
         return "\n".join(lines)
 
 
@@ -73,10 +80,12 @@ def _evaluation(model: str, settings: EvaluateSettings, run: TrainedBy | None) -
         tell(prompts)
     likelihood = measure(policy, documents, settings.text, settings.batch_size) if has_text else None
     rewards: dict[str, Interval] = {}
+    idle: tuple[str, ...] = ()
     answers: list[dict[str, Any]] = []
     if prompts is not None:
         said = list(responses(policy, tokenizer, prompts, settings))
         parts = score_responses(said, settings, settings.device)
         rewards = estimates(parts, [one.group for one in said])
+        idle = tuple(name for name in parts if name not in rewards)
         answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
-    return Evaluation(model, likelihood, rewards, answers)
+    return Evaluation(model, likelihood, rewards, answers, idle)

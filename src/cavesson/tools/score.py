@@ -37,10 +37,15 @@ class Summary(NamedTuple):
     """the sum of all, and every part"""
     unscored: int = 0
     """responses that no reward judges, which count in no mean"""
+    judged: Mapping[str, int] = {}
+    """how many responses each of the rewards judges"""
 
     def __str__(self) -> str:
         lines = [f"{counted(self.responses, 'response')} to {counted(self.prompts, 'prompt')}; mean and 95 % interval"]
-        lines += [f"{name}  {shown(interval)}" for name, interval in self.rewards.items()]
+        for name, interval in self.rewards.items():
+            some = self.judged.get(name, self.responses)
+            of = "" if some == self.responses else f", {some} of {counted(self.responses, 'response')}"
+            lines.append(f"{name}  {shown(interval)}{of}")
         lines += [f"not judged by any reward: {counted(self.unscored, 'response')}"] if self.unscored else []
         return "\n".join(lines)
 
@@ -79,7 +84,9 @@ def score(path: str, settings: ScoreSettings) -> Summary:
         _write(rows, scored, settings.out)
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault(one.prompt, len(numbers)) for one in rows]
-    return Summary(len(numbers), len(rows), estimates(parts_of(scored), groups), scored.total.count(None))
+    parts = parts_of(scored)
+    judged = {name: len(values) - values.count(None) for name, values in parts.items()}
+    return Summary(len(numbers), len(rows), estimates(parts, groups), scored.total.count(None), judged)
 
 
 def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
@@ -156,6 +163,18 @@ def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
         low, high = (None if bound is None else 2 * bound - 1 for bound in (share.low, share.high))
         return Interval(2 * share.mean - 1, low, high)
     return mean_interval(values, groups)
+
+
+def estimate_gain(values: Sequence[float], others: Sequence[float], groups: Sequence[int]) -> Interval:
+    """Estimate the mean of the differences `values` - `others` and its 95 % interval.
+
+    It is Student's interval, as far as it is possible: values between 0 and 1 differ by at most 1.
+    """
+    found = mean_interval([one - other for one, other in zip(values, others, strict=True)], groups)
+    both = [*values, *others]
+    most = 1.0 if min(both) >= 0 and max(both) <= 1 else 2.0 if set(both) <= {-1.0, 1.0} else float("inf")
+    low, high = (None if bound is None else min(max(bound, -most), most) for bound in (found.low, found.high))
+    return Interval(found.mean, low, high)
 
 
 def shown(interval: Interval) -> str:

@@ -20,6 +20,7 @@ _SHOWN = (
     ("accuracy", "dpo/accuracy", "{:.2f}"),
     ("margin", "dpo/reward_margin", "{:.2f}"),
     ("reward", "reward/mean", "{:.3f}"),
+    ("unscored", "reward/unscored", "{:.0%}"),
     ("KL", "kl/objective", "{:.2f}"),
     ("β", "kl/coef", "{:.3f}"),
     ("entropy", "policy/entropy", "{:.2f}"),
@@ -79,7 +80,8 @@ class Progress:
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Show the metrics of a finished step."""
-        numbers = "  ".join(f"{label} {form.format(metrics[name])}" for label, name, form in _SHOWN if name in metrics)
+        known = {name for name in metrics if name != "reward/unscored" or metrics[name]}
+        numbers = "  ".join(f"{label} {form.format(metrics[name])}" for label, name, form in _SHOWN if name in known)
         self._bar.update(self._task, completed=step + 1)
         self._numbers.plain = numbers
         left = metrics["time/total"] * (self._steps - step - 1)

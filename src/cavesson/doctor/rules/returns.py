@@ -57,9 +57,10 @@ def returns(data: RunData, sample: Sample) -> Array:
         following = rewards[i] + gamma * (following if sample.line[i] == line else 0.0)
         found[i], line = following, sample.line[i]
     if gamma == 1:
-        total = np.cumsum(rewards)
+        known = np.isfinite(sample.total(rewards))[sample.line]  # otherwise, one unknown reward makes all later sums so
+        total = np.cumsum(np.where(known, rewards, 0.0))
         end = np.searchsorted(sample.line, sample.line, side="right") - 1
-        found = total[end] - total + rewards
+        found = np.where(known, total[end] - total + rewards, np.nan)
     return np.where(sample.trained, found, np.nan)
 
 

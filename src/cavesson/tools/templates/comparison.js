@@ -4,7 +4,8 @@ headings.forEach((heading, column) => heading.firstElementChild.addEventListener
   const up = heading.getAttribute("aria-sort") === "descending" || (column === 0 && !heading.hasAttribute("aria-sort"));
   headings.forEach(other => other.removeAttribute("aria-sort"));
   heading.setAttribute("aria-sort", up ? "ascending" : "descending");
-  const key = row => Number(row.cells[column].dataset.key);
-  const rows = [...table.tBodies[0].rows].sort((a, b) => up ? key(a) - key(b) : key(b) - key(a));
+  const text = row => row.cells[column].dataset.key;  // empty for a response that no reward judges: always last
+  const order = (a, b) => up ? text(a) - text(b) : text(b) - text(a);
+  const rows = [...table.tBodies[0].rows].sort((a, b) => (text(a) === "") - (text(b) === "") || order(a, b));
   table.tBodies[0].append(...rows);
 }));

@@ -167,6 +167,9 @@ export interface Group {
   group: Maybe;
   prompt: string;
   n: number;
+  /** how many of them have no reward */
+  unscored: number;
+  /** of the rewards of the others */
   mean: Maybe;
   sd: Maybe;
   min: Maybe;

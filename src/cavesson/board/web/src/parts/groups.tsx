@@ -85,6 +85,7 @@ function OneGroup({ run, group }: { run: number; group: Group }) {
         )}
         <span class="muted number">
           {t("mean")} {number(group.mean, 3)} ± {number(group.sd, 2)}
+          {group.unscored > 0 && ` · ${t("unscored", { count: whole(group.unscored), total: whole(group.n) })}`}
         </span>
       </header>
       <div class="siblings">
