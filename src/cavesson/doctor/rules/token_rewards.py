@@ -230,7 +230,7 @@ def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 
         return None
     bad = points.value < exact
     first = since(points, bad, 3)
-    inner = float(np.median(reward[sample.trained & ~sample.last]))
+    inner = float(np.nanmedian(reward[sample.trained & ~sample.last]))
     costs, earns = "costs a constant, so that long responses lose", "earns a constant, so that long responses gain"
     effect = Phrase(costs if inner < 0 else earns)
     curve = Curve(points, low=exact, name=Phrase("mean of the whitened token rewards, in standard errors"))
