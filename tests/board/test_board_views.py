@@ -320,7 +320,9 @@ def test_two_runs_side_by_side(tmp_path):
     assert [prompt["prompt"] for prompt in got["prompts"]] == ["prompt 1", "prompt 0", "prompt 2"]
     assert got["ties"] == [[3, 1], [1, 3]]
     # Every response counts: 14 / 6 and (1 + 1 + 9 + 9 + 0 + 0) · 2 / 12.
-    assert got["sides"] == [{"n": 6, "mean": pytest.approx(14 / 6)}, {"n": 12, "mean": pytest.approx(20 / 6)}]
+    assert [(one["n"], one["mean"]) for one in got["sides"]] == [
+        (6, pytest.approx(14 / 6)), (12, pytest.approx(20 / 6)),
+    ]  # fmt: skip
     side = got["prompts"][0]["runs"][1]
     assert (side["run"], side["step"], side["mean"], side["n"]) == (1, 1, 9.0, 4)
     assert side["response"] == text_of(1, side["sample"])
@@ -351,7 +353,7 @@ def test_a_side_counts_every_response_alike(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], prompt=["a"] * 5 + ["b"], reward=np.array([1.0] * 5 + [7.0]))
     got = get(client_of(board_of(folder)), "compare", runs="0,0@0")
-    assert got["sides"] == [{"n": 6, "mean": 2.0}] * 2 and got["ties"] == [[2, 2], [2, 2]]
+    assert got["sides"] == [{"n": 6, "unscored": 0, "mean": 2.0}] * 2 and got["ties"] == [[2, 2], [2, 2]]
 
 
 def test_held_out_rollouts_are_shown_apart_from_those_of_training(tmp_path):

@@ -237,7 +237,8 @@ export interface Comparison {
   /** wins[i][j]: prompts where side i's mean reward is above side j's */
   wins: number[][] | null;
   ties: number[][] | null;
-  sides: { n: number; mean: Maybe }[];
+  /** n responses with a reward, and their mean reward */
+  sides: { n: number; unscored: number; mean: Maybe }[];
   /** last side minus first, by prompt */
   differences: { edges: number[]; counts: number[] } | null;
 }

@@ -23,6 +23,8 @@ interface Props {
   distributions: Distribution[];
   /** whether it is known that there are no numbers */
   empty?: boolean;
+  /** a line below the names */
+  note?: string | null;
   /** a line at this value, such as zero in a distribution of differences */
   rule?: number | undefined;
   height?: number;
@@ -30,7 +32,7 @@ interface Props {
 }
 
 export function HistogramChart(props: Props) {
-  const { title, hint, distributions, height = 190, edges, empty, onRange } = props;
+  const { title, hint, distributions, height = 190, edges, empty, note, onRange } = props;
   const t = useText();
   const colours = usePalette();
   const draw = useCallback(
@@ -53,6 +55,7 @@ export function HistogramChart(props: Props) {
             {one.name}
           </span>
         ))}
+        {note && <span class="muted">{note}</span>}
       </div>
       <Picture draw={draw} height={height} label={title} onClick={onRange && pick} />
     </Card>

@@ -123,6 +123,7 @@ export const en = {
   lowestMean: "Lowest mean",
   flat: "no variance",
   unscored: "{count} of {total} without a reward",
+  withoutValue: "{count} of {total} without a value",
   flatHint: "All responses have the same reward: the group carries no training signal.",
   neverBeats: "Never beat the reference",
   neverBeatsHint: "prompts whose best response has no higher reward than the reference's: {total}",

@@ -121,6 +121,7 @@ export const vi: Dictionary = {
   lowestMean: "Trung bình thấp nhất",
   flat: "không phương sai",
   unscored: "{count} trong {total} không có phần thưởng",
+  withoutValue: "{count} trong {total} không có giá trị",
   flatHint: "Mọi câu trả lời được thưởng như nhau: nhóm này không dạy gì.",
   neverBeats: "Chưa bao giờ hơn mô hình gốc",
   neverBeatsHint: "{total} câu hỏi mà câu trả lời tốt nhất cũng không hơn mô hình gốc",

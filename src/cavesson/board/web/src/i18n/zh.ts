@@ -119,6 +119,7 @@ export const zh: Dictionary = {
   lowestMean: "均值最低",
   flat: "无方差",
   unscored: "{total} 个中有 {count} 个没有奖励",
+  withoutValue: "{total} 个中有 {count} 个没有值",
   flatHint: "所有回答得分相同:这一组学不到东西。",
   neverBeats: "从未胜过参考",
   neverBeatsHint: "{total} 个提示,其最好的回答也没有超过参考的奖励",

@@ -6,7 +6,8 @@ import { useResource } from "../api/resource";
 import type { Histogram, Series } from "../api/types";
 import { type Distribution, HistogramChart } from "../charts/histogram";
 import { usePalette } from "../charts/palette";
-import { useText } from "../i18n";
+import { type Translate, useText } from "../i18n";
+import { whole } from "../maths/format";
 import { clamp } from "../maths/numbers";
 import { pairs, placeOf } from "../maths/series";
 import { go, useRoute } from "../state/router";
@@ -77,6 +78,8 @@ interface Drawn {
   distributions: Distribution[];
   /** whether no numbers are recorded */
   empty: boolean;
+  /** how many responses of the step have no value, if any */
+  note: string | null;
 }
 
 /** The column at the step now, at the first step, and the reference's at the step now. */
@@ -106,8 +109,16 @@ function useDistributions(column: string): Drawn {
       { of: reference, name: names[2], colour: colours.reference },
     ];
     const distributions = all.flatMap(({ of, ...look }) => (of ? [{ ...look, counts: of.counts }] : []));
-    return { split, steps: here.steps, edges: now?.edges ?? [], distributions, empty: edges === undefined };
+    const empty = edges === undefined;
+    return { split, steps: here.steps, edges: now?.edges ?? [], distributions, empty, note: missingOf(now, t) };
   }, [now, then, reference, edges === undefined, colours, split, names.join()]);
+}
+
+/** The edges hold all values, so those that are not counted are missing. */
+function missingOf(histogram: Histogram | null, t: Translate): string | null {
+  if (!histogram || histogram.missing === 0) return null;
+  const known = histogram.counts.reduce((sum, count) => sum + count, 0);
+  return t("withoutValue", { count: whole(histogram.missing), total: whole(known + histogram.missing) });
 }
 
 export function RewardHistogram({ column }: { column: string }) {

@@ -43,7 +43,10 @@ export function WinsTable({ sides, comparison }: Props) {
                   {name(side)}
                 </span>
               </td>
-              <td class="number">{whole(known[i]?.n)}</td>
+              <td class="number">
+                {whole(known[i]?.n)}
+                <Unscored side={known[i]} />
+              </td>
               <td class="number">{number(known[i]?.mean)}</td>
               {comparison.wins &&
                 sides.map((_, j) =>
@@ -54,6 +57,14 @@ export function WinsTable({ sides, comparison }: Props) {
         </tbody>
       </table>
     </Card>
+  );
+}
+
+function Unscored({ side }: { side: Comparison["sides"][number] | undefined }) {
+  const t = useText();
+  if (!side?.unscored) return null;
+  return (
+    <div class="muted">{t("unscored", { count: whole(side.unscored), total: whole(side.n + side.unscored) })}</div>
   );
 }
 
