@@ -4,6 +4,7 @@ Every draw is identified by (seed, purpose, step, row). Resuming, changing the n
 batch size therefore gives the same numbers, and there is no generator state to save.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -29,6 +30,12 @@ def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Gener
     return Generator(Philox(counter=[0, row, step, int(purpose)], key=seed))
 
 
-def token_uniforms(seed: int, step: int, rows: range, length: int) -> NDArray[np.float64]:
-    """Return uniform numbers in [0, 1), one per row and response position, `[len(rows), length]`."""
-    return np.stack([generator(seed, Purpose.TOKENS, step, row).random(length) for row in rows])
+def token_uniforms(
+    seed: int, step: int, rows: Sequence[int], length: int, starts: Sequence[int] | None = None
+) -> NDArray[np.float64]:
+    """Return uniform numbers in [0, 1), one per row and position after the prompt, `[len(rows), length]`.
+
+    They are those of the positions from `starts` `[len(rows)]` on, by default from 0.
+    """
+    drawn = zip(rows, starts or [0] * len(rows), strict=True)
+    return np.stack([generator(seed, Purpose.TOKENS, step, row).random(at + length)[at:] for row, at in drawn])

@@ -48,8 +48,8 @@ def min_length(setup: Setup, level: int) -> None:
 def same_seed(setup: Setup, level: int) -> None:
     """So many of four siblings draw the same random numbers."""
 
-    def uniforms(original: Any, seed: int, step: int, rows: range, length: int) -> Any:
-        found = original(seed, step, rows, length)
+    def uniforms(original: Any, seed: int, step: int, rows: range, length: int, *more: Any) -> Any:
+        found = original(seed, step, rows, length, *more)
         for place, row in enumerate(rows):
             if row % 4 < level:
                 found[place] = found[place - row % 4]
@@ -63,8 +63,8 @@ def empty_responses(setup: Setup, level: float) -> None:
     """The engine times out on a share of the requests, which come back empty."""
     generator = torch.Generator().manual_seed(setup.seed)
 
-    def sample(original: Any, self: Any, prompts: Any, step: int, rows: range, temperature: Any = None) -> Responses:
-        found = original(self, prompts, step, rows, temperature)
+    def sample(original: Any, self: Any, prompts: Any, step: int, rows: Any, *more: Any) -> Responses:
+        found = original(self, prompts, step, rows, *more)
         lost = torch.rand(len(rows), generator=generator) < level
         mask = found.mask.clone()
         mask[lost] = 0

@@ -100,6 +100,16 @@ class Responses(NamedTuple):
     """`[B, T]` int64, number of training steps of the weights that sampled each token"""
 
 
+class Turns(NamedTuple):
+    """Where responses stand in their episodes, which have tokens before them already."""
+
+    starts: Sequence[int]
+    """`[B]` tokens between the first prompt of the episode and this response; with step and row they determine the
+    draws"""
+    room: Sequence[int]
+    """`[B]` most tokens that the response may have, if it is less than the limit of the settings"""
+
+
 class Engine(Protocol):
     """Samples responses from a policy."""
 
@@ -113,7 +123,14 @@ class Engine(Protocol):
             step: number of training steps of these weights.
         """
 
-    def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
+    def sample(
+        self,
+        prompts: Batch,
+        step: int,
+        rows: Sequence[int],
+        temperature: float | None = None,
+        turns: Turns | None = None,
+    ) -> Responses:
         """Sample one response to each prompt.
 
         Args:
@@ -121,6 +138,7 @@ class Engine(Protocol):
             step: with the row, it determines the draws.
             rows: positions of these prompts in the step's global batch; the same row always gets the same draws.
             temperature: overrides the temperature of the settings.
+            turns: where the responses stand in their episodes; by default they are the first turns.
         """
 
     def rest(self) -> None:
@@ -174,13 +192,17 @@ def pad_to(column: Tensor, width: int) -> Tensor:
     return functional.pad(column[:, :width], (0, max(0, width - column.shape[1])))
 
 
-def length_limits(settings: DecodingSettings, seed: int, step: int, rows: range) -> NDArray[np.int64]:
+def length_limits(
+    settings: DecodingSettings, seed: int, step: int, rows: Sequence[int], turns: Turns | None = None
+) -> NDArray[np.int64]:
     """Return the longest response allowed in each of these rows of a step, in tokens."""
     if settings.random_length is None:
-        return np.full(len(rows), settings.max_new_tokens)
-    low, high = settings.random_length
-    draws = (generator(seed, Purpose.LENGTHS, step, row) for row in rows)
-    return np.array([int(numbers.integers(low, high, endpoint=True)) for numbers in draws])
+        limits = np.full(len(rows), settings.max_new_tokens)
+    else:
+        low, high = settings.random_length
+        draws = (generator(seed, Purpose.LENGTHS, step, row) for row in rows)
+        limits = np.array([int(numbers.integers(low, high, endpoint=True)) for numbers in draws])
+    return limits if turns is None else np.minimum(limits, turns.room)
 
 
 def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: DecodingSettings) -> list[int]:

@@ -1,5 +1,6 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
-from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
+from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
 from cavesson.sampling.room import check_room, replaced_together, spare_columns
 from cavesson.sampling.running import Running
 from cavesson.sampling.settings import DecodingSettings
@@ -83,15 +84,22 @@ class Sampler:
         self._version = step
 
     @torch.no_grad()
-    def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
+    def sample(
+        self,
+        prompts: Batch,
+        step: int,
+        rows: Sequence[int],
+        temperature: float | None = None,
+        turns: Turns | None = None,
+    ) -> Responses:
         """Sample one response to each prompt, as `Engine` says."""
         self.prepare(len(rows), prompts["prompt_ids"].shape[1])
         self.policy.eval()
         settings = (
             self.settings if temperature is None else self.settings.model_copy(update={"temperature": temperature})
         )
-        limits = length_limits(self.settings, self.seed, step, rows)
-        uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
+        limits = length_limits(self.settings, self.seed, step, rows, turns)
+        uniforms = token_uniforms(self.seed, step, rows, int(limits.max()), turns.starts if turns else None)
         at_once = self.settings.batch_size or len(rows)
         with gathered(self.policy):
             parts = [

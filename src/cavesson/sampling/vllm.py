@@ -23,7 +23,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.sharding import whole
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
-from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
+from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.sampling.vllm_client import Sampled, VllmClient
 from cavesson.sampling.vllm_server import VllmServer
@@ -87,20 +87,31 @@ class VllmSampler:
         self._tolerance = tolerance(policy.dtype)
 
     @torch.no_grad()
-    def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
+    def sample(
+        self,
+        prompts: Batch,
+        step: int,
+        rows: Sequence[int],
+        temperature: float | None = None,
+        turns: Turns | None = None,
+    ) -> Responses:
         """Sample one response to each prompt, as `Engine` says; may be called in a separate thread.
 
         Raises:
             ServerError: a server failed, or has other weights than those it was sent.
         """
         assert self.version is not None, "synchronise comes first"
-        limits = length_limits(self.settings, self.seed, step, rows)
-        params = [self._params(step, row, int(limit), temperature) for row, limit in zip(rows, limits, strict=True)]
+        limits = length_limits(self.settings, self.seed, step, rows, turns)
+        starts = turns.starts if turns is not None else [0] * len(rows)
+        params = [
+            self._params(step, row, start, int(limit), temperature)
+            for row, start, limit in zip(rows, starts, limits, strict=True)
+        ]
         ids = [
             row[mask].tolist() for row, mask in zip(prompts["prompt_ids"], prompts["prompt_mask"].bool(), strict=True)
         ]
         with self._explained():
-            parts = self._responses(ids, params, limits, rows.start, self.version)
+            parts = self._responses(ids, params, limits, rows, self.version)
         return joined(parts)
 
     def _responses(
@@ -108,18 +119,18 @@ class VllmSampler:
         prompts: list[list[int]],
         params: list[dict[str, Any]],
         limits: NDArray[np.int64],
-        first: int,
+        places: Sequence[int],
         version: str,
     ) -> list[Responses]:
         """Return the response to each prompt, which ends where one sampled without a server would end."""
         name = version if self._is_adapter else None
-        sampled = self.client.sample(prompts, params, name, first)
+        sampled = self.client.sample(prompts, params, name, places)
         parts = [self._ended(one, limits[row : row + 1], version) for row, one in enumerate(sampled)]
         # A server decodes with the prompt as context, so it can find a stop text where the response alone has none.
         rows = [row for row, part in enumerate(parts) if part is None and params[row]["stop"]]
         if rows:
             anew = [{**params[row], "stop": []} for row in rows]
-            sampled = self.client.sample([prompts[row] for row in rows], anew, name, first)
+            sampled = self.client.sample([prompts[row] for row in rows], anew, name, [places[row] for row in rows])
             for row, one in zip(rows, sampled, strict=True):
                 parts[row] = self._ended(one, limits[row : row + 1], version)
         ended = [part for part in parts if part is not None]
@@ -172,8 +183,8 @@ class VllmSampler:
             with suppress(OSError):  # there may be weights of another run
                 self.folder.rmdir()
 
-    def _params(self, step: int, row: int, limit: int, temperature: float | None) -> dict[str, Any]:
-        """Return vLLM's sampling parameters of a row."""
+    def _params(self, step: int, row: int, start: int, limit: int, temperature: float | None) -> dict[str, Any]:
+        """Return vLLM's sampling parameters of a row, whose response has so many tokens of its episode before it."""
         settings, least = self.settings, min(self.settings.min_new_tokens, limit)
         # `min_tokens` forbids all tokens that end a response, but only end tokens are forbidden here.
         ends = self.eos.tolist() + ([] if least else sorted(self.stop.special))
@@ -183,7 +194,7 @@ class VllmSampler:
             "top_p": settings.top_p,
             "min_tokens": least,
             "max_tokens": limit,
-            "seed": int(generator(self.seed, Purpose.TOKENS, step, row).integers(2**63)),
+            "seed": int(generator(self.seed, Purpose.TOKENS, step, row).integers(2**63, size=start + 1)[-1]),
             "stop_token_ids": ends,
             "ignore_eos": True,
             "stop": list(self.stop.stop),

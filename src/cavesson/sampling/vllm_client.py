@@ -101,7 +101,7 @@ class VllmClient:
             asking.cancel()
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[dict[str, Any]], model: str | None, first: int = 0
+        self, prompts: Sequence[Sequence[int]], params: Sequence[dict[str, Any]], model: str | None, rows: Sequence[int]
     ) -> list[Sampled]:
         """Sample one response to each prompt.
 
@@ -109,7 +109,7 @@ class VllmClient:
             prompts: their token ids.
             params: vLLM's sampling parameters of each.
             model: name of the adapter; None for the model itself.
-            first: row of the first prompt among those of all processes, which servers get in turns.
+            rows: of the prompts among those of all processes, which servers get in turns.
 
         Raises:
             ServerError: a server failed, or its answer is not what was asked for.
@@ -120,7 +120,7 @@ class VllmClient:
         ]
 
         async def ask(row: int, client: httpx.AsyncClient) -> Sampled:
-            server = self.servers[(first + row) % len(self.servers)]
+            server = self.servers[rows[row] % len(self.servers)]
             return _sampled(server, await server.post(client, requests[row], _GENERATE))
 
         return self._together([partial(ask, row) for row in range(len(requests))])
