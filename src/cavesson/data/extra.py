@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cavesson.data.from_numpy import from_numpy
+
 
 def as_json(columns: Mapping[str, Any]) -> str:
     """Return a JSON object of columns. What JSON cannot hold, such as dates, bytes and NaN, becomes a text."""
@@ -22,6 +24,5 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(one) for one in value]
-    # numpy's arrays and numbers, and tensors; its dates would become numbers.
-    is_date = getattr(getattr(value, "dtype", None), "kind", None) in ("M", "m")
-    return str(value) if is_date or not hasattr(value, "tolist") else _plain(value.tolist())
+    converted = from_numpy(value)
+    return str(value) if type(converted) is type(value) else _plain(converted)

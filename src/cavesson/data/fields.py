@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cavesson.data.from_numpy import from_numpy
 from cavesson.data.notes import Notes
 from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError
@@ -168,8 +169,7 @@ class Fields:
 
     def _value(self, name: str) -> Any:
         self.used.add(name)
-        value: Any = self.values.get(name)
-        return value.tolist() if hasattr(value, "tolist") else value
+        return from_numpy(self.values.get(name))
 
     def _list(self, name: str, expected: str, kind: type) -> list[Any]:
         values = parsed(self._value(name))

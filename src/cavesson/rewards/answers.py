@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavesson.data.from_numpy import from_numpy
 from cavesson.errors import UserCodeError
 from cavesson.text.counting import counted
 
@@ -49,7 +50,7 @@ def checked(name: str, result: Any, expected: int) -> dict[str, Part]:
 
 
 def _part(label: str, values: Any, expected: int) -> Part:
-    values = _plain(values)
+    values = from_numpy(values)
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise AnswerError(f"the reward {label} returned {_short(values)}; it must return one number per response")
     if len(values) != expected:
@@ -70,8 +71,8 @@ def _pair(value: Any, returned: str) -> tuple[float | None, str | None]:
 def _number(value: Any, returned: str) -> float | None:
     if value is None:
         return None
-    plain = _plain(value)
-    if not isinstance(plain, Real):
+    plain = from_numpy(value)
+    if not isinstance(plain, Real) or isinstance(plain, np.timedelta64):  # for NumPy, a duration is an integer
         raise AnswerError(f"{returned.format(_short(value))}; it must return numbers, None, or (number, reason)")
     try:
         number = float(plain)
@@ -80,15 +81,6 @@ def _number(value: Any, returned: str) -> float | None:
     if not abs(number) <= _LARGEST:  # this form rejects NaN too
         raise AnswerError(f"{returned.format(_short(plain))}; it must return finite numbers up to {_LARGEST:.3g}")
     return number
-
-
-def _plain(value: Any) -> Any:
-    """Convert NumPy scalars, NumPy arrays and tensors to Python numbers.
-
-    Dates are left unchanged, because NumPy would convert them to integers.
-    """
-    is_date = getattr(getattr(value, "dtype", None), "kind", None) in ("M", "m")
-    return value.tolist() if hasattr(value, "tolist") and not is_date else value
 
 
 def _short(value: Any) -> str:
