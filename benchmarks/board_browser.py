@@ -71,7 +71,7 @@ def lines(lookers: Lookers, base: str, plan: Plan, times: int) -> Iterator[Line]
         with lookers.at(base, seed=times) as looker:
             yield from action(looker, *given)
 
-    few = max(3, times // 2)
+    few = max(min(3, times), times // 2)
     yield Line("floor: one word", 100, do(look.plain, "word", times))
     yield Line("floor: 30 rows", 100, do(look.plain, "rows", times))
     yield Line("step by click, overview", 100, do(look.steps, "overview", times))
@@ -140,7 +140,7 @@ def first_paint(lookers: Lookers, server: Server, condition: str) -> float:
     return painted / 1_000 - server.started
 
 
-def starts(lookers: Lookers, run: Path, factor: float, times: int = 5) -> None:
+def starts(lookers: Lookers, run: Path, factor: float, times: int) -> None:
     """Print how long it takes until the page is usable, with an index that is there."""
     seconds = []
     for _ in range(times):
@@ -175,17 +175,17 @@ def plan_rollouts(run: Path) -> int:
     return plan.steps * plan.batch
 
 
-def scrolling(lookers: Lookers, base: str, plan: Plan, only: str) -> None:
+def scrolling(lookers: Lookers, base: str, plan: Plan, given: argparse.Namespace) -> None:
     """Print how many frames took longer than a sixtieth of a second while the wheel turned."""
     for name, address, where in (
         ("floor", "/plain", "pre"),
         ("table", "/responses?sort=-reward", ".virtual.table"),
         *([(f"{plan.long} tokens", long_address(plan), ".token-text")] if plan.long else []),
     ):
-        if only not in f"{name}: long frames":
+        if given.only not in f"{name}: long frames":
             continue
         with lookers.at(base) as looker:
-            slow, frames = look.long_frames(looker, address, where)
+            slow, frames = look.long_frames(looker, address, where, min(5, given.times))
             figure(f"{name}: long frames", 100 * slow / frames, "%", 1, f"{slow} of {frames} over 16.7 ms")
 
 
@@ -195,7 +195,7 @@ def measure(lookers: Lookers, given: argparse.Namespace, plan: Plan) -> None:
     if not (given.run / "index" / "state.json").exists():
         first_start(lookers, given.run, factor)
     if given.only in "usable after":
-        starts(lookers, given.run, factor)
+        starts(lookers, given.run, factor, min(5, given.times))
     with Server(given.run) as server:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
         print(f"\n{'from the input to its frame':26}{'p50':>6}{'p95':>6}{'max':>6}   target, ms {'all p95':>6}")
@@ -203,7 +203,7 @@ def measure(lookers: Lookers, given: argparse.Namespace, plan: Plan) -> None:
             if given.only in line.name:
                 report(line, factor)
         print()
-        scrolling(lookers, server.base, plan, given.only)
+        scrolling(lookers, server.base, plan, given)
         now, peak = server.memory()
         helpers = ", ".join(f"{high:.0f}" for _, high in server.helpers())
         figure("memory of the server, at most", peak, "MiB", MEMORY * factor, f"now {now:.0f}; its helpers {helpers}")

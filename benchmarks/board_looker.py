@@ -344,7 +344,7 @@ def plain(looker: Looker, button: str, times: int) -> Iterator[Reaction]:
         yield looker.click(looker.page.locator("button", has_text=button), "true")
 
 
-def long_frames(looker: Looker, address: str, where: str, seconds: int = 5, speed: int = 3_000) -> tuple[int, int]:
+def long_frames(looker: Looker, address: str, where: str, seconds: int, speed: int = 3_000) -> tuple[int, int]:
     """Scrolls by a gesture of the wheel, ``speed`` pixels in a second; return how many frames were long, and all."""
     looker.page.route("**/plain", lambda route: route.fulfill(body=PLAIN, content_type="text/html"))
     looker.open(address)

@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 
 from board import Server
@@ -27,15 +28,23 @@ def main() -> None:
     """Read the arguments and draw."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("run", type=Path, help="folder of a demo's run")
-    with Server(parser.parse_args().run) as server, sync_playwright() as playwright:
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with Server(given.run) as server, sync_playwright() as playwright:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        wrong: list[str] = []
         for name, (address, width, height) in PICTURES.items():
             page = browser.new_page(viewport={"width": width, "height": height})
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("response", lambda one: wrong.append(f"{one.status} {one.url}") if one.status >= 400 else None)
             page.goto(f"{server.base}/{address}")
             page.wait_for_load_state("networkidle")
-            page.screenshot(path=IMAGES / f"{name}.png")
+            page.screenshot(path=given.out / f"{name}.png")
             page.close()
+        if wrong:
+            sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

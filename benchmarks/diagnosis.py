@@ -66,7 +66,7 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
         f"# {texts.title}",
         f"`{rule.name}`, number {rule.number}, {rule.severity}. Also known as: {'; '.join(prose['known_as'])}.",
         prose["sees"].format_map(limits),
-        _picture(rule, picture) if picture else f"*No picture: {prose['unseen']}*",
+        _picture(rule, picture) if picture else f"*No picture: {prose.get('unseen', 'none of the runs shows it.')}*",
         f"**Cause:** {_filled(texts.cause, words)}",
         f"**Fix:** {_filled(advice(texts.fix, None, {}), words)}.",
         f"**Healthy:** {language('en').healthy(rule)} (source: {_cited(rule.source)}).",
@@ -146,7 +146,7 @@ def index(prose: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(runs: Path) -> dict[str, Any]:
+def draw(runs: Path, out: Path) -> dict[str, Any]:
     """Draw a picture of every rule that a run with one planted fault shows, and return the numbers of that run.
 
     Rules whose prose gives a reason for having no picture are left out. Pictures that are not drawn again are deleted.
@@ -154,7 +154,7 @@ def draw(runs: Path) -> dict[str, Any]:
     files = sorted(runs.glob("*/case.json"))
     if not files:
         raise SystemExit(f"{runs} has no runs of benchmarks/faults: there is no */case.json")
-    (FOLDER / "pictures").mkdir(exist_ok=True)
+    (out / "pictures").mkdir(exist_ok=True)
     shown: dict[str, tuple[tuple[Any, ...], Case, Reading]] = {}
     for file in files:
         case = Case(**json.loads(file.read_text("utf-8")))
@@ -166,8 +166,8 @@ def draw(runs: Path) -> dict[str, Any]:
                 shown[finding.rule.name] = worth, case, finding.reading
     prose = _prose()["rules"]
     found = [(rule, *shown[rule.name][1:]) for rule in RULES if rule.name in shown and "unseen" not in prose[rule.name]]
-    pictures = {rule.name: _described(case, reading, _drawn(rule, reading)) for rule, case, reading in found}
-    for old in (FOLDER / "pictures").glob("*.svg"):
+    pictures = {rule.name: _described(case, reading, _drawn(rule, reading, out)) for rule, case, reading in found}
+    for old in (out / "pictures").glob("*.svg"):
         if not pictures.get(old.stem, {}).get("drawn"):
             old.unlink()
     return pictures
@@ -188,14 +188,14 @@ def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
     return PLAIN.get(name) != case.name, kind, list(FAULTS).index(case.name), -case.level, case.seed, case.algorithm
 
 
-def _drawn(rule: Rule, reading: Reading) -> bool:
+def _drawn(rule: Rule, reading: Reading, out: Path) -> bool:
     """Write the picture of a reading, if it has a curve and is not too large."""
     picture = drawn(reading, language("en"))
     picture = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     picture = picture.replace(">", f"><style>{STYLE}</style>", 1)
     if not picture or len(picture.encode()) > LARGEST:
         return False
-    (FOLDER / "pictures" / f"{rule.name}.svg").write_text(picture + "\n", "utf-8")
+    (out / "pictures" / f"{rule.name}.svg").write_text(picture + "\n", "utf-8")
     return True
 
 
@@ -211,14 +211,18 @@ def main() -> None:
     """Write the pages, and the pictures if runs are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder of the runs that benchmarks/faults made")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pages and the new pictures")
     given = parser.parse_args()
-    file = FOLDER / "pictures.json"
-    if given.runs is not None:
-        file.write_text(json.dumps(draw(given.runs), ensure_ascii=False, indent=1) + "\n", "utf-8")
-    pictures = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.runs is None:
+        pictures = json.loads((FOLDER / "pictures.json").read_text("utf-8"))
+    else:
+        pictures = draw(given.runs, given.out)
+        text = json.dumps(pictures, ensure_ascii=False, indent=1)
+        (given.out / "pictures.json").write_text(text + "\n", "utf-8")
     for name, text in pages(pictures).items():
-        (FOLDER / name).write_text(text, "utf-8")
-    print(f"{len(RULES)} pages, {sum(picture['drawn'] for picture in pictures.values())} pictures in {FOLDER}")
+        (given.out / name).write_text(text, "utf-8")
+    print(f"{len(RULES)} pages, {sum(picture['drawn'] for picture in pictures.values())} pictures in {given.out}")
 
 
 if __name__ == "__main__":

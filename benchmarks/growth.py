@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import torch
-from quiet import machine, note, quietly
+from quiet import ATTEMPTS, machine, note, quietly
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cavesson import PPORun, Training
@@ -115,7 +115,7 @@ def measure(work: Work) -> dict[str, float]:
     }  # fmt: skip
 
 
-def measured_apart(work: Work) -> tuple[dict[str, float], float]:
+def measured_apart(work: Work, attempts: int) -> tuple[dict[str, float], float]:
     """Run `measure` in its own process; return its result and how many cores other programs used meanwhile."""
     command = [sys.executable, __file__, "--one", json.dumps(work)]
 
@@ -123,7 +123,7 @@ def measured_apart(work: Work) -> tuple[dict[str, float], float]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
-    return quietly(once)
+    return quietly(once, attempts=attempts)
 
 
 def draw(found: dict[str, list[dict[str, float]]], file: Path) -> None:
@@ -155,6 +155,7 @@ def arguments() -> Namespace:
     parser.add_argument("--largest", type=int, choices=FACTORS, default=FACTORS[-1], help="times the smallest work")
     picture = "file of the picture; default: docs/images/growth.png if everything is measured, otherwise none"
     parser.add_argument("--picture", type=Path, help=picture)
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="at most, while other programs are busy")
     parser.add_argument("--one", help="a measurement, as JSON")
     return parser.parse_args()
 
@@ -176,7 +177,7 @@ def main() -> None:
     for name in given.only or GROWING:
         _, setting, values = GROWING[name]
         for value in values[: FACTORS.index(given.largest) + 1]:
-            numbers, busy = measured_apart(Work()._replace(**{setting: value}))
+            numbers, busy = measured_apart(Work()._replace(**{setting: value}), given.attempts)
             found.setdefault(name, []).append(numbers)
             costs = ", ".join(f"{cost} {numbers[cost]:.3g}" for cost in COSTS)
             print(f"{setting} {value}: {costs}{note(busy)}", flush=True)

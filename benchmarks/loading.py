@@ -5,7 +5,7 @@ Every case runs in fresh processes, which first train a model of next to nothing
 files, which the system can take back.
 
     python benchmarks/loading.py                 2 and 4 processes
-    python benchmarks/loading.py --processes 2
+    python benchmarks/loading.py --only sft --processes 2
 """
 
 import argparse
@@ -24,14 +24,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(folder: Path) -> float:
+def make_model(folder: Path, layers: int) -> float:
     """Save a Llama of random weights in bfloat16; returns the bytes of its weights in float32, in MB."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from cavesson.models.tiny import tiny_tokenizer
 
-    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 12}
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 12}
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16_384, tie_word_embeddings=True, **sizes, **ids))
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -79,6 +79,8 @@ def measure(name: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--only", choices=CASES, action="append", help="default: all")
+    parser.add_argument("--layers", type=int, default=16, help="of the model")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -87,10 +89,10 @@ def main() -> None:
         return
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with TemporaryDirectory() as place:
-        size = make_model(Path(place) / "model")
+        size = make_model(Path(place) / "model", given.layers)
         (Path(place) / "data.jsonl").write_text('{"prompt": "a", "response": "b c"}\n' * 8)
         print(f"a model of {size:.0f} MB in float32; growth per process in MB: peak, own")
-        for name in CASES:
+        for name in given.only or CASES:
             for count in given.processes:
                 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
                 command += [__file__, "--measure", name, "--folder", place]

@@ -180,11 +180,14 @@ def main() -> None:
         done = predict(json.loads(arguments.predict)) if arguments.predict else measure(json.loads(arguments.measure))
         print(json.dumps(done))
         return
+    names = [name for name in CASES if arguments.only in name]
+    if not names:
+        parser.error(f"no case has {arguments.only!r} in its name; there are {', '.join(CASES)}")
     print(f"{'MB':32} {'predicted':>10} {'measured':>10} {'error':>7} {'own':>10} {'measured':>10} {'error':>7}")
     with TemporaryDirectory() as folder:
         if arguments.model is None:
             make_model(Path(folder))
-        for name in (name for name in CASES if arguments.only in name):
+        for name in names:
             predicted, measured = compare(name, arguments.model or Path(folder))
             pairs = ((predicted[key] / 2**20, measured[key] / 2**20) for key in ("peak", "own"))
             columns = " ".join(f"{told:10.0f} {seen:10.0f} {told / seen - 1:+7.1%}" for told, seen in pairs)

@@ -3,11 +3,11 @@
 Every case is predicted in one process, and trained in fresh ones. The memory of a process is the most that was ever
 resident (VmHWM), without what was resident after the same run of next to nothing in the same process: that is the
 libraries, many of which are loaded when they are first used. The time is the processor time of a step, median of the
-steps after the first one. On two idle cores, all cases take about 15 minutes, and the published tables about 10.
+steps after the first one. On two idle cores, all cases take about 15 minutes. plan_published.py compares with the
+published tables of other trainers.
 
     python benchmarks/plan.py                      all cases, with models of random weights
     python benchmarks/plan.py --only "sft"         those with "sft" in their names
-    python benchmarks/plan.py --published          beside the published tables of other trainers
 """
 
 import argparse
@@ -119,7 +119,6 @@ def compare(name: str, count: int, shard: str) -> tuple[dict[str, float], dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of the cases")
-    parser.add_argument("--published", action="store_true", help="compare with published tables instead")
     parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -129,13 +128,11 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":
             Path(os.environ["RESULT"]).write_text(json.dumps(done))
         return
-    if arguments.published:
-        import plan_published
-
-        plan_published.main()
-        return
+    names = [name for name in CASES if arguments.only in name]
+    if not names:
+        parser.error(f"no case has {arguments.only!r} in its name; there are {', '.join(CASES)}")
     print("| run | processes | own memory, MB | measured | | seconds | measured | |\n|---|---|---|---|---|---|---|---|")
-    for name in (name for name in CASES if arguments.only in name):
+    for name in names:
         for count, shard in PLACES:
             predicted, seen = compare(name, count, shard)
             own, live, real = (x / 2**20 for x in (predicted["own"], predicted["live"], seen["own"]))

@@ -11,9 +11,11 @@
 - NeMo-RL: https://github.com/NVIDIA-NeMo/RL, docs/about/performance-summary.md, v0.4: GRPO with 2,048 responses, of
   1,060 tokens with their prompts on average, trained in four mini-batches by Megatron and sampled by vLLM.
 
-    python benchmarks/plan.py --published
+    python benchmarks/plan_published.py                  all of them: about 10 minutes
+    python benchmarks/plan_published.py --only NeMo-RL   those of a trainer or a model
 """
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +91,8 @@ TABLE = """
     torchtitan 128 h100  Llama-3.1-8B  0   8192   2.92  67.0
     torchtune   1 a100   Llama-3.2-3B  0   4096   1.16   0
 """
+NEMO = Published("NeMo-RL", 16, "h100", "Llama-3.1-8B", 0, 1060, 97.7, 0)
+"""The one step of GRPO; the others are of SFT."""
 
 
 def published() -> list[Published]:
@@ -161,18 +165,25 @@ def show(one: Published, kind: str, prediction: Prediction) -> None:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="part of the name of a trainer or a model")
+    only = parser.parse_args().only
+    chosen = [one for one in (*published(), NEMO) if only in f"{one.trainer} {one.model}"]
+    if not chosen:
+        parser.error(f"no trainer and no model has {only!r} in its name")
     print(
         "| trainer | GPUs | model | tokens | GiB | published | | seconds (arithmetic) | published | |\n"
         + 10 * "|---"
         + "|"
     )
-    for one in published():
-        if one.trainer == "torchtitan":
+    for one in chosen:
+        if one is NEMO:
+            show(one, ", GRPO", predict_grpo())
+        elif one.trainer == "torchtitan":
             show(one, ", no recomputation", predict_step(one, recomputes=False))
             show(one, ", full recomputation", predict_step(one, recomputes=True))
         else:
             show(one, ", LoRA" if one.rank else "", predict_step(one, recomputes=one.trainer == "prime-rl"))
-    show(Published("NeMo-RL", 16, "h100", "Llama-3.1-8B", 0, 1060, 97.7, 0), ", GRPO", predict_grpo())
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from quiet import machine, note, quietly, spread
+from quiet import ATTEMPTS, machine, note, quietly, spread
 
 import cavesson
 
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def speed(
-    folder: Path, algorithm: str, flags: Mapping[str, object], processes: int, threads: int
+    folder: Path, algorithm: str, flags: Mapping[str, object], processes: int, threads: int, attempts: int = ATTEMPTS
 ) -> tuple[float, float]:
     """Return the tokens per second of the quietest attempt, and how many cores other programs used meanwhile."""
     given = {**flags, "run": folder, "processes": processes}
@@ -41,7 +41,7 @@ def speed(
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         return recorded_speed(folder)
 
-    return quietly(train)
+    return quietly(train, attempts=attempts)
 
 
 def recorded_speed(folder: Path) -> float:
@@ -53,24 +53,26 @@ def recorded_speed(folder: Path) -> float:
     return float(sum(tokens[row["step"]] for row in steps) / sum(row["time/total"] for row in steps))
 
 
-def compare(algorithm: str, model: str, rows: int, length: int, rounds: int) -> None:
+def compare(algorithm: str, given: Namespace) -> None:
     found: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     with TemporaryDirectory(prefix="cavesson-bench-") as folder:
         prompts = Path(folder) / "prompts.txt"
         prompts.write_text("\n".join(PROMPTS))
-        flags = MODELS[model] | {
+        flags = MODELS[given.model] | {
             "data.path": prompts, "rewards": '[{use = "lowercase"}]', "model.device": "cpu", "steps": 4,
-            "batch_size": rows, "sampling.max_new_tokens": length, "sampling.min_new_tokens": length,
+            "batch_size": given.rows, "sampling.max_new_tokens": given.length, "sampling.min_new_tokens": given.length,
             "checkpoint.every": 0, "doctor.on_finding": "ignore",
             **({"samples_per_prompt": 4} if algorithm == "grpo" else {}),
         }  # fmt: skip
-        for number in range(rounds):
+        for number in range(given.rounds):
             for name, (processes, threads) in LAYOUTS.items():
                 place = Path(folder) / f"{number}-{processes}-{threads}"
-                value, others = speed(place, algorithm, flags, processes, threads)
+                value, others = speed(place, algorithm, flags, processes, threads, given.attempts)
                 found[name].append(value)
                 print(f"  {number + 1} {name:28} {value:.3g} tokens/s{note(others)}", flush=True)
-    print(f"{algorithm}, {model}, {rows} responses of {length} tokens, {rounds} rounds in turns")
+    print(
+        f"{algorithm}, {given.model}, {given.rows} responses of {given.length} tokens, {given.rounds} rounds in turns"
+    )
     for name, values in found.items():
         print(f"  {name:28} {spread(values)} tokens/s")
     one, both, two = (median(values) for values in found.values())
@@ -83,7 +85,8 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="at most, while other programs are busy")
     given = parser.parse_args()
     print(machine())
     for algorithm in ("ppo", "grpo"):
-        compare(algorithm, given.model, given.rows, given.length, given.rounds)
+        compare(algorithm, given)

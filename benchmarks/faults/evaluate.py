@@ -16,8 +16,8 @@ from benchmarks.faults.generate import cases
 from benchmarks.faults.imported import chosen, imported
 from benchmarks.faults.results import Result, case_of, result_of
 
-DOCUMENT = Path("docs/doctor-benchmark.md")
-PICTURE = Path("docs/images/doctor/confusion.png")
+DOCUMENT = Path("doctor-benchmark.md")
+PICTURE = Path("images/doctor/confusion.png")
 
 
 def is_held_out(folder: Path) -> bool:
@@ -59,13 +59,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the document and its picture")
     parser.add_argument("--peers-python", type=Path, help="of an environment with rldoctor and rlprobe")
     given = parser.parse_args()
     folders = [file.parent for file in sorted(given.folder.glob("*/case.json"))]
     found = figures(folders, given.processes, given.peers_python)
-    DOCUMENT.write_text(document(found, len(list(cases(given.seeds)))), encoding="utf-8")
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    pictures.draw_confusion(scores.confusion(found.part("held out")), PICTURE)
+    picture = given.docs / PICTURE
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    (given.docs / DOCUMENT).write_text(document(found, len(list(cases(given.seeds)))), encoding="utf-8")
+    pictures.draw_confusion(scores.confusion(found.part("held out")), picture)
 
 
 if __name__ == "__main__":

@@ -162,15 +162,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--only", default="", help="names of faults, healthy kinds or folders, separated by commas")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    only = [name for name in given.only.split(",") if name]
+    only = {name for name in given.only.split(",") if name}
     wanted = [
         case
         for case in cases(given.seeds)
-        if (not only or case.name in only) and not (given.folder / case.folder).exists()
+        if (not only or {case.name, case.folder} & only) and not (given.folder / case.folder).exists()
     ]
     if any(case.size == smol.SIZE for case in wanted) and not smol.installed():
         print(f"the runs of SmolLM2 are left out; they need {smol.INSTALL}", file=sys.stderr)

@@ -41,6 +41,7 @@ def test_a_page_has_a_picture_or_says_why_not():
         written = (FOLDER / f"{rule.name}.md").read_text("utf-8")
         assert written.count(f"](pictures/{rule.name}.svg)") == (rule.name in PICTURES and PICTURES[rule.name]["drawn"])
         assert ("*No picture: " in written) == (rule.name not in PICTURES)
+        assert "none of the runs shows it" not in written, "prose.toml says why the rule has no picture"
 
 
 def test_every_page_is_reached_from_the_index():
