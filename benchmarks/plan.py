@@ -8,6 +8,7 @@ published tables of other trainers.
 
     python benchmarks/plan.py                      all cases, with models of random weights
     python benchmarks/plan.py --only "sft"         those with "sft" in their names
+    python benchmarks/plan.py --processes 1        in one process
 """
 
 import argparse
@@ -119,6 +120,8 @@ def compare(name: str, count: int, shard: str) -> tuple[dict[str, float], dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of the cases")
+    counts = sorted({count for count, _ in PLACES})
+    parser.add_argument("--processes", type=int, nargs="+", choices=counts, default=counts, help="default: all")
     parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -133,7 +136,7 @@ def main() -> None:
         parser.error(f"no case has {arguments.only!r} in its name; there are {', '.join(CASES)}")
     print("| run | processes | own memory, MB | measured | | seconds | measured | |\n|---|---|---|---|---|---|---|---|")
     for name in names:
-        for count, shard in PLACES:
+        for count, shard in (place for place in PLACES if place[0] in arguments.processes):
             predicted, seen = compare(name, count, shard)
             own, live, real = (x / 2**20 for x in (predicted["own"], predicted["live"], seen["own"]))
             busy, spent = predicted["busy"], seen["busy"]

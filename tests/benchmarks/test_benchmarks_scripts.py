@@ -40,7 +40,7 @@ RUNS = {
     "places": "MODEL --responses 4 --at-once 2 --longest 4 --rounds 1",
     "plain": "MODEL 2 1",
     "plain_now": "--mode sft MODEL 2 1",
-    "plan": "--only dpo",
+    "plan": "--only dpo --processes 1",
     "plan_published": "--only torchtune",
     "record": "RECORD",
     "recording": "--mode on MODEL 2 1",
