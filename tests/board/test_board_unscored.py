@@ -75,3 +75,30 @@ def test_runs_are_compared_by_their_rewards_alone(tmp_path: Path, client: TestCl
     assert found["sides"] == [{"n": 2, "unscored": 4, "mean": 4}, {"n": 6, "unscored": 0, "mean": 3}]
     found = get(client, "compare", runs="1,2")
     assert found["total"] == 0 and found["sides"][1] == {"n": 0, "unscored": 6, "mean": None}
+
+
+def test_patterns_are_shares_of_all_responses_and_lifts_of_those_with_a_reward(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    attempt = begin_attempt(folder, 0)
+    texts = ["lake road", "lake bird", "tree road", "tree bird", "lake road", "lake bird"]
+    record(folder, [0], attempt=attempt, response=texts, reward=[3.0, 1.0, 1.0, -1.0, None, None])
+    record(folder, [1], attempt=attempt, response=texts, reward=NONE)
+    found = get(client_of(board_of(folder)), "runs/0/patterns", kind="word", buckets=2)
+    words = {line["text"]: line for line in found["patterns"]}
+    assert found["steps"] == [[0, 0], [1, 1]]
+    assert words["lake"]["share"] == [4 / 6, 4 / 6] and words["tree"]["share"] == [2 / 6, 2 / 6]
+    assert words["lake"]["rows"] == 8 and words["road"]["rows"] == 6
+    # Of the four with a reward: 2 and 0, 2 and 0.
+    assert words["lake"]["lift"] == pytest.approx(2) and words["bird"]["lift"] == pytest.approx(-2)
+    # What is left varies by 1 around the mean of its kind; the weight is 2 · 2 / 4.
+    half = 1.959964
+    assert words["lake"]["lift_interval"] == pytest.approx([2 - half, 2 + half], rel=1e-4)
+
+
+def test_patterns_of_a_run_without_rewards_have_no_lift(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], response=["lake road"] * 3 + ["tree road"] * 3, reward=NONE)
+    found = get(client_of(board_of(folder)), "runs/0/patterns", kind="word")
+    assert {line["text"]: (line["share"], line["lift"]) for line in found["patterns"]} == {
+        "lake": ([0.5], None), "tree": ([0.5], None), "road": ([1], None),
+    }  # fmt: skip

@@ -155,19 +155,20 @@ def tabled(snapshot: Snapshot, split: Split, most: int) -> Table | None:
     with np.errstate(all="ignore"):
         lift = reward / weight
         # The variance of the difference is the variance of a reward, divided by the weight.
-        sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / responses.sum())
+        scored = sum(part.scored.sum() for part in counts)
+        sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / scored)
         half = NORMAL_95 * sigma / np.sqrt(weight)
     return Table(grouping, responses, feature, count, *_ends(count, responses), lift, half)
 
 
 def _weight(part: Counts) -> Array:
-    """Return Σ n₁ n₀ / n over the groups, with n₁ responses with a feature and n₀ without.
+    """Return Σ n₁ n₀ / n over the groups, with n₁ responses with a feature and n₀ without, of those with a reward.
 
     As the mean is subtracted from the rewards, those with the feature sum to S and those without it to −S. The
     difference of the means is S / n₁ + S / n₀ = S · n / (n₁ n₀), and its variance that of a reward times n / (n₁ n₀).
     """
-    without = part.responses - part.counts
-    weight: Array = (part.counts * without / np.maximum(part.responses, 1)).sum(axis=1)
+    without = part.scored - part.scored_counts
+    weight: Array = (part.scored_counts * without / np.maximum(part.scored, 1)).sum(axis=1)
     return weight
 
 

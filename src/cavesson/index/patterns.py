@@ -38,12 +38,16 @@ class Counts(NamedTuple):
     """[G] whether its responses are held out."""
     responses: Array
     """[G] how many there are."""
+    scored: Array
+    """[G] how many of them have a reward."""
     squares: Array
     """[G] sum of the squares of their rewards."""
     feature: Array
     """[K] numbers of the features."""
     counts: Array
     """[K, G] responses that have each."""
+    scored_counts: Array
+    """[K, G] how many of those have a reward."""
     reward: Array
     """[K, G] sum of their rewards."""
 
@@ -56,34 +60,35 @@ class Counts(NamedTuple):
             self.steps[there],
             self.held_out[there],
             responses,
+            self.scored[there],
             self.squares[there],
             self.feature[kept],
             counts[kept],
+            self.scored_counts[kept][:, there],
             self.reward[kept][:, there],
         )
 
 
 def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
-    """Count the features of a piece, without superseded rollouts and those without a reward."""
+    """Count the features of a piece, without superseded rollouts."""
     rows = slice(piece.first, piece.stop)
     step, reward = snapshot.raw("step")[rows], snapshot.column("reward")[rows].astype(np.float64)
-    counts = np.isfinite(reward)
-    if snapshot.alive is not None:
-        counts &= snapshot.alive[rows]
-    reward = np.where(counts, reward, 0)
+    alive = np.ones(len(step), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    scored = alive & np.isfinite(reward)
+    reward = np.where(scored, reward, 0)
     held_out = np.zeros(len(step), np.bool_) if snapshot.held_out is None else snapshot.held_out[rows]
     # Held-out rollouts come last, so that every group is of one split.
     names, of_step = np.unique(step + (held_out.astype(np.int64) << HELD_OUT_BIT), return_inverse=True)
-    per_step = np.bincount(of_step, counts, minlength=len(names))
+    per_step = np.bincount(of_step, scored, minlength=len(names))
     mean = np.bincount(of_step, reward, minlength=len(names)) / np.maximum(per_step, 1)
-    centred = np.where(counts, reward - mean[of_step], 0)
+    centred = np.where(scored, reward - mean[of_step], 0)
     group_of_step, first, last = _groups(names >> HELD_OUT_BIT)
     group, groups = group_of_step[of_step], len(first)
-    responses = np.bincount(group, counts, minlength=groups)
+    responses, known = (np.bincount(group, which, minlength=groups) for which in (alive, scored))
     ends = np.stack([names[first], names[last]], axis=1) & ((1 << HELD_OUT_BIT) - 1)
     squares = np.bincount(group, centred**2, minlength=groups)
-    found = _frequent(postings, piece, responses, group, counts, centred)
-    return Counts(ends, names[first] >> HELD_OUT_BIT == 1, responses, squares, *found)
+    found = _frequent(postings, piece, responses, group, (alive, scored, centred))
+    return Counts(ends, names[first] >> HELD_OUT_BIT == 1, responses, known, squares, *found)
 
 
 def _groups(held_out: Array) -> tuple[Array, Array, Array]:
@@ -108,10 +113,13 @@ def _is_frequent(counts: Array, responses: Array) -> Array:
 
 
 def _frequent(
-    postings: Postings, piece: Piece, responses: Array, group: Array, counts: Array, centred: Array
-) -> tuple[Array, Array, Array]:
-    """Return the frequent features, the number of responses per group that have each, and the sum of their rewards."""
-    found = [(postings.feature[:0], np.empty((0, len(responses))), np.empty((0, len(responses))))]
+    postings: Postings, piece: Piece, responses: Array, group: Array, values: tuple[Array, Array, Array]
+) -> tuple[Array, ...]:
+    """Return the frequent features, and the sum of each of the values over the responses per group that have each.
+
+    The first of the values counts the responses.
+    """
+    found = [(postings.feature[:0], *(np.empty((0, len(responses))) for _ in values))]
     # Process the features in portions to limit the use of memory.
     start = np.concatenate([[0], np.cumsum(postings.counts)]).astype(np.int64)
     bounds = np.unique(np.append(np.searchsorted(start, np.arange(0, start[-1], PART)), len(postings.feature)))
@@ -120,25 +128,23 @@ def _frequent(
         row = postings.rows[start[first] : start[stop]].astype(np.int64) - piece.first % BLOCK
         cell = feature * len(responses) + group[row]
         shape = (stop - first, len(responses))
-        count, sums = (
-            np.bincount(cell, values[row], minlength=shape[0] * shape[1]).reshape(shape) for values in (counts, centred)
-        )
-        kept = _is_frequent(count, responses)
-        found.append((postings.feature[first:stop][kept], count[kept], sums[kept]))
-    features, count, sums = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return features, count, sums
+        sums = [np.bincount(cell, one[row], minlength=shape[0] * shape[1]).reshape(shape) for one in values]
+        kept = _is_frequent(sums[0], responses)
+        found.append((postings.feature[first:stop][kept], *(one[kept] for one in sums)))
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
 def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -> None:
     """Write the counts of a piece next to its words."""
     counts = counted(Snapshot(folder, state), piece, postings)
     groups = len(counts.responses)
-    head = [counts.steps[:, 0], counts.steps[:, 1], counts.held_out, counts.responses, counts.squares]
+    head = [*counts.steps.T, counts.held_out, counts.responses, counts.scored, counts.squares]
     numbers = np.concatenate([np.asarray(values, np.float64) for values in head])
     table = pa.table(
         {
             "feature": counts.feature.astype(np.uint32),
             "count": pa.FixedSizeListArray.from_arrays(counts.counts.astype(np.uint32).ravel(), groups),
+            "scored": pa.FixedSizeListArray.from_arrays(counts.scored_counts.astype(np.uint32).ravel(), groups),
             "reward": pa.FixedSizeListArray.from_arrays(counts.reward.astype(np.float32).ravel(), groups),
         }
     ).replace_schema_metadata({"groups": numbers.tobytes()})
@@ -149,14 +155,14 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
 def read_counts(folder: Path, piece: Piece) -> Counts:
     """Read the counts of a piece."""
     table, _ = mapped_table(folder / piece.name("patterns"))
-    head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(5, -1)
+    head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(6, -1)
     groups = head.shape[1]
-    feature, count, reward = (
+    feature, *sums = (
         np.concatenate([np.empty(0), *(_flat(chunk) for chunk in table[name].chunks)]) for name in table.column_names
     )
     steps = head[:2].T.astype(np.int64)
-    columns = feature.astype(np.int64), count.reshape(-1, groups), reward.reshape(-1, groups)
-    return Counts(steps, head[2] == 1, head[3], head[4], *columns)
+    columns = (one.reshape(-1, groups) for one in sums)
+    return Counts(steps, head[2] == 1, *head[3:], feature.astype(np.int64), *columns)
 
 
 def _flat(chunk: pa.Array) -> Array:
