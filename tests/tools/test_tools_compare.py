@@ -79,8 +79,8 @@ def test_each_model_says_what_it_says_alone_and_is_measured_against_the_first(mo
 
 @pytest.mark.parametrize("wins", [8, 7, 0])
 def test_the_interval_of_the_win_rate_is_that_of_a_share(wins):
-    gains = [1.0] * wins + [-1.0] * (8 - wins)
-    found = _win_rate(gains, range(8))
+    rewards = [1.0] * wins + [-1.0] * (8 - wins)
+    found = _win_rate(rewards, [0.0] * 8, range(8))
     assert found == share_interval([1] * wins + [0] * (8 - wins), range(8))
     assert 0 <= found.low < found.high <= 1
 
