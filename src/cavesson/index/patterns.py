@@ -161,8 +161,8 @@ def read_counts(folder: Path, piece: Piece) -> Counts:
         np.concatenate([np.empty(0), *(_flat(chunk) for chunk in table[name].chunks)]) for name in table.column_names
     )
     steps = head[:2].T.astype(np.int64)
-    columns = (one.reshape(-1, groups) for one in sums)
-    return Counts(steps, head[2] == 1, *head[3:], feature.astype(np.int64), *columns)
+    count, scored, reward = (one.reshape(-1, groups) for one in sums)
+    return Counts(steps, head[2] == 1, head[3], head[4], head[5], feature.astype(np.int64), count, scored, reward)
 
 
 def _flat(chunk: pa.Array) -> Array:
