@@ -135,12 +135,6 @@ def test_prompts_are_padded_on_the_left():
     assert batch["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
 
 
-def test_a_batch_holds_the_prompts_asked_for(tokenizer):
-    prompts = tokenize(["a", "bb", "ccc"], tokenizer, 9)
-    batch = prompts.batch([2, 0, 2])
-    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in batch["prompt_ids"]] == ["ccc", "a", "ccc"]
-
-
 def test_a_mix_keeps_its_weights(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("aaa\na\nb\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("c\nddd\n", encoding="utf-8")

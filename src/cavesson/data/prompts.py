@@ -102,10 +102,6 @@ class PromptSet:
         sources = self.sources or ((range(len(self)), 1.0),)
         return passes_over([prompts for prompts, _ in sources], [w for _, w in sources], seed, shuffle=shuffle)
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
-        return padded_prompts([self.ids[i] for i in indices])
-
 
 def padded_prompts(ids: Sequence[Sequence[int]]) -> Batch:
     """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.

@@ -1,6 +1,7 @@
 """What every engine samples: responses, and the tokens, texts and limits at which they end."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -140,6 +141,9 @@ class Engine(Protocol):
             temperature: overrides the temperature of the settings.
             turns: where the responses stand in their episodes; by default they are the first turns.
         """
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Hold what calls of `sample` need; all processes must enter it together, and may then sample on their own."""
 
     def rest(self) -> None:
         """Leave memory to others until `synchronise` is called again; all processes must call this together."""

@@ -1,6 +1,7 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -101,12 +102,15 @@ class Sampler:
         limits = length_limits(self.settings, self.seed, step, rows, turns)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()), turns.starts if turns else None)
         at_once = self.settings.batch_size or len(rows)
-        with gathered(self.policy):
-            parts = [
-                self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings, at_once)
-                for part in torch.arange(len(rows)).split(len(rows) if self.decoding.replaces else at_once)
-            ]
+        parts = [
+            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings, at_once)
+            for part in torch.arange(len(rows)).split(len(rows) if self.decoding.replaces else at_once)
+        ]
         return joined(parts)
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Keep all weights of the policy on every process meanwhile, if they are sharded."""
+        return gathered(self.policy)
 
     def rest(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""

@@ -3,7 +3,7 @@
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,6 +113,10 @@ class VllmSampler:
         with self._explained():
             parts = self._responses(ids, params, limits, rows, self.version)
         return joined(parts)
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Hold nothing: servers have the weights."""
+        return nullcontext()
 
     def _responses(
         self,

@@ -56,8 +56,9 @@ def _today(columns: dict[str, Tensor]) -> dict[str, Tensor]:
     if "mask" not in columns:
         return columns
     chosen = {"chosen": columns["learned"]} if "learned" in columns else {}
+    mask = columns["mask"]
     rest = {name: column for name, column in columns.items() if name != "mask"}
-    return rest | chosen | {"attended": columns["mask"], "learned": columns["mask"]}
+    return rest | chosen | {"attended": mask, "learned": mask, "source": torch.zeros_like(mask, dtype=torch.int8)}
 
 
 def _joined(parts: Sequence[Rollouts | None]) -> Rollouts | None:

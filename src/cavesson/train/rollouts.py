@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.prompts import PromptSet
+from cavesson.data.prompts import PromptSet, padded_prompts
 from cavesson.errors import UserCodeError
 from cavesson.models.policy import Policy
 from cavesson.ops import kl
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.rewards.table import Reward, score
+from cavesson.rollout.episodes import Episode, play
 from cavesson.sampling.responses import Engine
 from cavesson.types import Batch, Rollouts, Scores
 
@@ -55,25 +56,16 @@ class Collector:
             `sampler_logprob` and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the
             length limit.
         """
-        batch = self.prompts.batch(indices)
-        responses = self.sampler.sample(batch, step, sample, temperature)
-        answers = _unpadded(responses.response_ids, responses.mask)
-        texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, answers, strict=True)]
-        batch = batch.with_columns(
-            response_ids=responses.response_ids,
-            attended=responses.mask,
-            learned=responses.mask,
-            sampler_logprob=responses.sampler_logprob,
-            sampler_version=responses.versions,
-            ended=torch.tensor([float(reason != "length") for reason in responses.finish_reasons]),
-        )
+        prompts = self.prompts
+        episodes = [Episode(i, row, prompts.ids[i], prompts.texts[i]) for i, row in zip(indices, sample, strict=True)]
+        columns = play(self.sampler, episodes, step, temperature)
         return Rollouts(
-            prompt=[self.prompts.texts[i] for i in indices],
+            prompt=[one.text for one in episodes],
             prompt_index=list(indices),
             sample=list(sample),
-            response=texts,
-            finish_reason=responses.finish_reasons,
-            batch=batch,
+            response=[self.text(one.prompt, one.ids) for one in episodes],
+            finish_reason=[one.reason for one in episodes],
+            batch=padded_prompts([one.prompt for one in episodes]).with_columns(**columns._asdict()),
             ground_truth=[None if answer is None else str(answer) for answer in self._truths(indices)],
         )
 
