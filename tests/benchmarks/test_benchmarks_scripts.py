@@ -43,7 +43,7 @@ RUNS = {
     "plan": "--only dpo --processes 1",
     "plan_published": "--only torchtune",
     "record": "RECORD",
-    "recording": "--mode on MODEL 2 1",
+    "recording": "--mode on MODEL 4 1",
     "scaling": "--model tiny --rows 4 --length 4 --rounds 1 --attempts 1",
     "stages": "--mode own MODEL 2 1",
     "trl_now": "--mode sft MODEL 2 1",
