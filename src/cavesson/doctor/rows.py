@@ -74,8 +74,19 @@ class Rows:
     def recorded(self, name: str) -> bool:
         """Return whether a column was recorded for any rollout."""
         if name not in self._is_recorded:
-            self._is_recorded[name] = name in self._table.column_names and measured(self._recorded(name))
+            there = name in self._table.column_names and measured(self._recorded(name))
+            self._is_recorded[name] = there and not self._is_left_out(name)
         return self._is_recorded[name]
+
+    def _is_left_out(self, name: str) -> bool:
+        """Return whether a log of token ids has no texts: all are empty, although there are tokens."""
+        if name == "response":
+            has_tokens = bool(np.any(self["length"] > 1))  # an empty response may still have an end token
+        elif name == "prompt":
+            has_tokens = self.recorded("prompt_ids")
+        else:
+            return False
+        return has_tokens and not pc.any(pc.greater(pc.utf8_length(self._recorded(name)), 0)).as_py()
 
     @cached_property
     def reward_parts(self) -> dict[str, Array]:

@@ -210,6 +210,7 @@ def _are_verdicts(reward: Array) -> Array:
     fix="return to the best checkpoint, raise kl.coef, use a larger reward model or several",
     settings={"kl.coef": stronger, "kl.target": tighter},
     source="Gao et al. 2210.10760",
+    training_only=True,
 )
 def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     held_out = data.evaluation.mean("reward") if len(data.evaluation) else None
