@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -122,12 +123,55 @@ def test_a_reward_that_stops_in_the_short_run_is_a_finding_beside_the_others(tmp
     assert "mine.py, line 1" in found["short-run"]
 
 
+@pytest.mark.parametrize(
+    ("data", "flags"),
+    [
+        ({"path": "{outside}"}, "--data.path {outside}"),
+        ({"path": "owner/pairs"}, "--data.path owner/pairs"),
+        ({"path": "https://data.corp/x.jsonl"}, "--data.path https://data.corp/x.jsonl"),
+        ({"path": "{run}/link.jsonl"}, "--data.path {run}/link.jsonl"),
+        ({"path": "{run}/folder"}, "--data.path {run}/folder"),
+        ({"path": "{run}/own.jsonl", "validation_path": "{outside}"}, "--data.validation_path {outside}"),
+        ({"path": "{run}/own.jsonl", "template": "{outside}"}, "--data.template {outside}"),
+        ({"mix": [{"path": "{run}/own.jsonl"}, {"path": "{outside}"}]}, None),
+        ({"path": "{run}/own.jsonl"}, ""),
+    ],
+)
+def test_data_that_a_run_names_outside_of_its_folder_is_not_read_unasked(tmp_path: Path, data: Any, flags: Any) -> None:
+    run, outside = tmp_path / "run", tmp_path / "secret.jsonl"
+    (run / "folder").mkdir(parents=True)
+    for file in (run / "own.jsonl", outside):
+        file.write_text('{"prompt": "p", "chosen": "yes", "rejected": "no"}\n')
+    for link in (run / "link.jsonl", run / "folder" / "link.jsonl"):
+        link.symlink_to(outside)
+    written = json.dumps(data).replace("{run}", str(run)).replace("{outside}", str(outside))
+    write_run(run, {"algorithm": "reward-model", "config": {"data": json.loads(written)}})
+    rewards = [RewardSettings(use="classifier", options={"path": str(run)})]
+    if flags == "":
+        assert unlearned(AnyDataSettings(), rewards).path == str(run / "own.jsonl")
+        return
+    with pytest.raises(UserError) as raised:
+        unlearned(AnyDataSettings(), rewards)
+    if flags is None:
+        assert (
+            str(raised.value) == f"{run} learned from a mix of data outside of its folder; give pairs with --pairs FILE"
+        )
+        return
+    flags = flags.replace("{run}", str(run)).replace("{outside}", str(outside))
+    assert str(raised.value) == (
+        f"{run} names data outside of its folder: to read them, add {flags}, or give other pairs with --pairs FILE"
+    )
+    # What the user names is read.
+    words = dict(zip(flags.split()[::2], flags.split()[1::2], strict=True))
+    given = {name.removeprefix("--data."): place for name, place in words.items()}
+    assert unlearned(AnyDataSettings.model_validate(given), rewards).path == json.loads(written)["path"]
+
+
 def test_a_reward_model_is_examined_with_what_it_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     run = tmp_path / "run"
     write_run(run, {"algorithm": "reward-model", "config": {"data": {"path": "pairs.jsonl", "validation": 0.25}}})
     rewards = [RewardSettings(use="classifier", options={"path": str(run)})]
-    for given in (AnyDataSettings(), AnyDataSettings(path="pairs.jsonl")):
-        assert unlearned(given, rewards).validation == 0.25
+    assert unlearned(AnyDataSettings(path="pairs.jsonl"), rewards).validation == 0.25
     other = AnyDataSettings(path="others.jsonl")
     assert unlearned(other, rewards) is other
     assert unlearned(other, [RewardSettings(use="lowercase")]) is other

@@ -13,7 +13,8 @@ from cavesson.text.masking import masked, place_of_secret
 SECRET = "Zq9xYw81-kLmN_v3"
 TEXTS = (
     "https://host/x?token=¤", "http://host/x?a=1&access_token=¤&b=2", "https://host/?X-Amz-Signature=¤",
-    "https://host/?sig=¤", "https://host/?key=¤", "https://host/#access_token=¤", "https://host/?¤",
+    "https://host/?sig=¤", "https://host/?key=¤", "https://host/?hmac=¤", "https://host/?sessionid=¤", "https://host/?otp=¤",
+    "https://host/#access_token=¤", "https://host/?¤",
     "https://user:¤@host/x", "https://¤@host/x", "postgres://u:¤@h/db", "s3://key:¤@bucket/run",
     "https://user:p@¤@host", "--api-key=¤", "--api-key ¤", "--hf-token=¤", "--hub_token ¤",
     "--ssl-keyfile-password=¤", "VLLM_API_KEY=¤", "AWS_SECRET_ACCESS_KEY=¤", "Authorization: Bearer ¤", "Bearer ¤",

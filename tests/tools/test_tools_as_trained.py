@@ -1,6 +1,7 @@
 """Tools read prompts and sample responses as the run did that trained the model, unless flags say otherwise."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.config import load
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.record.run_folder import rewrite_run
 from cavesson.tools.as_trained import as_trained, trained_by
 from cavesson.tools.chat import chat
 from cavesson.tools.compare import compare
@@ -105,6 +107,33 @@ def test_every_tool_that_samples_renders_the_prompts_of_a_run(folder: Path) -> N
     assert not {"q", "\n"} & set(evaluated.responses[0]["response"]) and evaluated.responses[0]["tokens"] <= 5
     raw = next(iter(generate(run, load(GenerateSettings, None, [*flags, "--raw"]))))
     assert raw["prompt"] == "Why?"
+
+
+def test_the_data_of_a_run_are_not_read(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Whoever made a run may have named any place in it.
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run" / "model", run / "model")
+    config = {"config": {"data": {"path": str(data)}}}
+    for said, prompt in ((None, "Why?"), (False, "Why?"), (True, "<u>Why?<a>")):
+        rewrite_run(run, config if said is None else config | {"conversations": said})
+        settings = load(GenerateSettings, None, prompts_of(folder))
+        assert next(iter(generate(str(run), settings)))["prompt"] == prompt
+        unsure = "set --data.chat if the data of the run were conversations, which it does not say"
+        assert (unsure in capsys.readouterr().err) == (said is None)
+
+
+@pytest.mark.parametrize("content", ["a", [{"role": "user", "content": "a"}]])
+def test_a_run_records_whether_its_data_are_conversations(folder: Path, tmp_path: Path, content: Any) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": content}) + "\n")
+    data = {"path": str(tmp_path / "prompts.jsonl")}
+    model = {"device": "cpu", "path": str(folder / "base")}
+    settings = SETTINGS | {"run": tmp_path / "run", "model": model, "data": data}
+    Training(GRPORun.model_validate(settings), rewards=lengths).run(lambda step, metrics: None)
+    (tmp_path / "prompts.jsonl").unlink()
+    trained = trained_by(str(tmp_path / "run"))
+    assert trained is not None and trained.data()["chat"] == (content != "a")
 
 
 def test_a_base_beside_a_run_is_read_as_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Examination of a reward on responses of the data: whether good ones beat bad ones, and what else it depends on."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
+from cavesson.config_paths import expanded
 from cavesson.correlation import rank_correlation
 from cavesson.data.chat import Chat
 from cavesson.data.load import load
@@ -283,13 +285,42 @@ def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDa
     """Return the data; if it is the data of a reward model's run, or no data is given, as that run read it.
 
     The rows that the run held out are then held out again: pairs that a reward model was trained on cannot test it.
+
+    Raises:
+        UserError: the run names data outside of its folder that were not given, so a run that comes from somebody else
+            could name anything.
     """
     for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
         if (path / "run.json").exists():
             own = AnyDataSettings.model_validate(run_info(path)["config"]["data"])
             if data.path in (None, own.path) and not data.mix:
+                _check_asked(path, own, data)
                 return own
     return data
+
+
+def _check_asked(run: Path, own: AnyDataSettings, given: AnyDataSettings) -> None:
+    named = {"path": own.path, "validation_path": own.validation_path, "template": own.template}
+    outside = {
+        name: place
+        for name, place in named.items()
+        if place is not None and place != getattr(given, name) and not _is_inside(place, run)
+    }
+    flags = " ".join(f"--data.{name} {shlex.quote(place)}" for name, place in outside.items())
+    if any(not _is_inside(str(one.path), run) for one in own.mix):
+        raise UserError(f"{run} learned from a mix of data outside of its folder; give pairs with --pairs FILE")
+    if outside:
+        raise UserError(
+            f"{run} names data outside of its folder: to read them, add {flags}, or give other pairs with --pairs FILE"
+        )
+
+
+def _is_inside(place: str, run: Path) -> bool:
+    """Return whether data is a file in a run's folder, or is not a place at all: a template itself."""
+    if "{{" in place or "{%" in place:
+        return True
+    file = expanded(place).resolve()  # links in a folder could still lead out of it
+    return file.is_file() and file.is_relative_to(run.resolve())
 
 
 def _kind(settings: AnyDataSettings) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 from cavesson.config import Settings
 from cavesson.config_paths import expanded
 from cavesson.data.template import templates_at
-from cavesson.data.view import has_conversations
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
@@ -33,14 +32,21 @@ class TrainedBy(NamedTuple):
     folder: Path
     config: Mapping[str, Any]
     """as run.json has it"""
+    conversations: bool | None = None
+    """whether the rows of its data were conversations; None if an older run does not say"""
     is_own: bool = True
     """whether it trained the model"""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its data may have been conversations without the run saying so. The data is not read to find out."""
+        return self.conversations is None and bool(self.config.get("data", {}).get("path"))
 
     def data(self) -> dict[str, Any]:
         """Return how the run read its data, as far as it does not say which data."""
         trained = self.config.get("data", {})
         found = {name: trained[name] for name in _DATA if trained.get(name) is not None}
-        if trained.get("chat") or trained.get("template") or has_conversations(trained):
+        if trained.get("chat") or trained.get("template") or self.conversations:
             found["chat"] = True
             # A run saves the template that it used with its model.
             found["template"] = None if self.is_own else self._template()
@@ -76,8 +82,9 @@ def trained_by(model: str) -> TrainedBy | None:
     folder = next((one for one in folders if (one / "run.json").exists()), None)
     if folder is None:
         return None
-    config = run_info(folder).get("config", {})
-    return TrainedBy(folder, config if isinstance(config, dict) else {})
+    info = run_info(folder)
+    config, said = info.get("config", {}), info.get("conversations")
+    return TrainedBy(folder, config if isinstance(config, dict) else {}, said if isinstance(said, bool) else None)
 
 
 @contextmanager
@@ -178,6 +185,8 @@ def _line(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -
     dates = [] if date is None else [f"template date {date:%Y-%m-%d}"]
     values = [f"{name} {json.dumps(_short(value), ensure_ascii=False)}" for name, value in taken.items()]
     texts = "conversations" if is_chat else "plain text"
+    if run.is_unknown and not is_chat:
+        texts += " (set --data.chat if the data of the run were conversations, which it does not say)"
     return "; ".join([f"{model}: prompts are {texts}, {whose}", *dates, *values, "flags override"])
 
 

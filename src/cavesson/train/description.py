@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cavesson.algorithms.runs import RunSettings
+from cavesson.data.view import has_conversations
 from cavesson.errors import UserError
 from cavesson.models.fingerprint import digest
 from cavesson.record import run_info
@@ -28,6 +29,7 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer, reward
         "config": settings.model_dump(mode="json"),
         **({ELSEWHERE: settings.record} if settings.record else {}),
         "inputs": inputs.given,
+        "conversations": has_conversations(settings.data.model_dump()),
         **settings.facts(),
         "model": {"name": _origin(settings), "fingerprint": trainer.fingerprint},
         "tokenizer": {
