@@ -141,6 +141,13 @@ def test_a_run_of_bytes_is_decoded_together():
         (as_bytes("ab€é".encode()), ["é"], 5),
         ([piece("##"), piece("▁##")], [" #"], 1),
         ([piece("▁##"), piece("a")], ["#"], 0),
+        # The first space of a response is part of its text, although the tokenizer removes it where a text begins.
+        ([piece("▁##"), piece("a")], [" #"], 0),
+        ([piece("▁"), piece("##"), piece("a")], [" ##"], 0),
+        (as_bytes(b" #"), [" #"], 0),
+        ([1, piece("▁##")], [" #"], 1),
+        ([piece("##"), piece("a")], [" #"], None),
+        ([piece("▁a"), piece("▁##")], [" ##"], 1),
         ([piece("a"), *[1] * 20, piece("b")], ["ab"], 0),  # special tokens are no text
     ],
 )
@@ -148,14 +155,23 @@ def test_stops_among_byte_tokens(tokens: list[int], stop: list[str], expected: i
     assert grown(StopTexts(FALLBACK, stop), tokens) == expected
 
 
+PROMPT = {TOKENIZER: ids("."), FALLBACK: [piece("a")]}
+
+
 def slow(tokenizer, stops: Sequence[str], tokens: list[int]) -> tuple[int, int] | None:
     """The first prefix whose text contains a stop text, and how many of its tokens make up the text before it."""
+
+    def continued(ids: list[int]) -> str:
+        """The text of ids that follow another text, which keeps the space that they begin with."""
+        before = tokenizer.decode(PROMPT[tokenizer])
+        return str(tokenizer.decode([*PROMPT[tokenizer], *ids], skip_special_tokens=True).removeprefix(before))
+
     for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        text = continued(tokens[:end])
         found = [text.index(stop) for stop in stops if stop in text]
         if found:
             before = text[: min(found)]
-            fits = [before.startswith(tokenizer.decode(tokens[:n], skip_special_tokens=True)) for n in range(end + 1)]
+            fits = [before.startswith(continued(tokens[:n])) for n in range(end + 1)]
             return end, max(n for n, fit in enumerate(fits) if fit)
     return None
 

@@ -26,7 +26,7 @@ from cavesson.data.order import InMemory
 from cavesson.doctor import diagnose
 from cavesson.doctor.data import RunData
 from cavesson.doctor.rules import RULES
-from cavesson.errors import ServerError, UserCodeError, UserError
+from cavesson.errors import ServerError, TerminatedError, UserCodeError, UserError
 from cavesson.randomness import Purpose, generator
 from cavesson.record import Run
 from cavesson.repair.fork import fork
@@ -37,7 +37,7 @@ from cavesson.train.run import Training
 BATCH = 6
 
 
-class Ended(Exception):
+class Ended(TerminatedError):
     """The process ends here."""
 
 

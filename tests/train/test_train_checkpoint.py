@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from train_helpers import LORA, PROMPTS, STOP, build, farthest, finish, quiet, settings, uneven, weights
 
 import cavesson
-from cavesson.errors import UserError
+from cavesson.errors import TerminatedError, UserError
 from cavesson.processes import Processes
 from cavesson.train import checkpoint
 from cavesson.train.checkpoint import Checkpoint, latest, save
@@ -159,7 +159,7 @@ def test_an_unfinished_folder_is_ignored_and_removed_by_the_next(tmp_path: Path)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-class Killed(BaseException):
+class Killed(TerminatedError):
     pass
 
 
@@ -296,7 +296,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Stop(Exception):
+class Stop(TerminatedError):
     pass
 
 

@@ -30,7 +30,7 @@ import cavesson
 from cavesson.doctor import diagnose
 from cavesson.doctor.data import RunData
 from cavesson.doctor.rules import RULES
-from cavesson.errors import UserError
+from cavesson.errors import TerminatedError, UserError
 from cavesson.exporters.rl_logging_board import export
 from cavesson.models.tiny import tiny_model
 from cavesson.record import Run
@@ -194,7 +194,7 @@ def test_an_evaluation_changes_nothing_of_the_training(name: str, tmp_path: Path
     assert len(trained_part(on)["metrics"]) == 3
 
 
-class Killed(Exception):
+class Killed(TerminatedError):
     """The process ends here."""
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import cavesson
 from cavesson import cli
+from cavesson.errors import TerminatedError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import load_trained
 
@@ -93,7 +94,7 @@ def test_only_python_goes_on_with_what_only_python_has(
         objects = {"model": tiny_model(seed=3), "tokenizer": tiny_tokenizer()} if inputs else {}
         return {"prompts": PROMPTS, "rewards": uneven, **objects}
 
-    class Stop(Exception):
+    class Stop(TerminatedError):
         pass
 
     def stop(step: int, metrics: dict[str, float]) -> None:

@@ -14,7 +14,7 @@ import cavesson
 import cavesson.train.run
 import cavesson.train.update
 from cavesson.command_line import continuation
-from cavesson.errors import NoMemoryError, StoppedError, UserError
+from cavesson.errors import NoMemoryError, StoppedError, TerminatedError, UserError
 from cavesson.record import write_run
 from cavesson.train.resuming import settings_of
 from cavesson.train.run import Training
@@ -26,7 +26,7 @@ def resumed(folder: Path, **changes: Any) -> Training:
     return Training(settings(folder, **changes), prompts=PROMPTS, rewards=uneven, resume=True)
 
 
-class Stop(Exception):
+class Stop(TerminatedError):
     pass
 
 

@@ -15,13 +15,13 @@ from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
 from cavesson import cli
 from cavesson.algorithms.ppo import PPO
-from cavesson.errors import StoppedError, UserError
+from cavesson.errors import StoppedError, TerminatedError, UserError
 from cavesson.processes import Processes
 from cavesson.train import checkpoint
 from cavesson.train.run import Training
 
 
-class Stop(Exception):
+class Stop(TerminatedError):
     pass
 
 

@@ -45,6 +45,7 @@ class StopTexts:
         # Special tokens are not part of the decoded text, so they are found by their ids.
         self.special = {special[text] for text in stop if text in special}
         self._silent = set(special.values())
+        self._spaces: dict[int, str] = {}
         self.stop = tuple(text for text in stop if text not in special)
         # A stop text of n bytes spans at most n tokens; a few more complete a character that is split between tokens.
         self._tail = max((len(text.encode()) for text in self.stop), default=0) + 4
@@ -52,8 +53,8 @@ class StopTexts:
     def cut(self, ids: Sequence[int]) -> int | None:
         """Return the number of tokens that lie entirely before the earliest stop text, or None if there is none.
 
-        A stop text counts if the response, decoded as a whole, contains it. Call this after every new token: a stop
-        text that does not reach into the most recent tokens is not found.
+        A stop text counts if the response, as it continues the prompt, contains it. Call this after every new token: a
+        stop text that does not reach into the most recent tokens is not found.
         """
         if ids and ids[-1] in self.special:
             return len(ids) - 1
@@ -83,6 +84,14 @@ class StopTexts:
         return min((at for at in (text.find(stop) for stop in self.stop) if at >= 0), default=None)
 
     def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids that continue others, with the first space, which some tokenizers remove."""
+        first = next((token for token in ids if token not in self._silent), None)
+        if first is not None and first not in self._spaces:
+            once, twice = self._decoded([first]), self._decoded([first, first])
+            self._spaces[first] = " " if twice == f"{once} {once}" else ""
+        return (self._spaces[first] if first is not None else "") + self._decoded(ids)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 

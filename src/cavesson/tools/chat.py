@@ -15,7 +15,7 @@ from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
-from cavesson.sampling.responses import eos_token_ids
+from cavesson.sampling.responses import StopTexts, eos_token_ids
 from cavesson.text.visible import visible
 from cavesson.tools.as_trained import at_date_of, talk_as_trained, trained_by
 from cavesson.tools.generate import load_policy
@@ -95,9 +95,10 @@ class Talk:
             tokenizer=self.tokenizer,
             streamer=_Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
-        answer = str(self.tokenizer.decode(whole[0, length:], skip_special_tokens=True))
-        ends = [at for at in map(answer.find, self.settings.sampling.stop) if at >= 0]
-        self.turns = [*turns, Turn("assistant", answer[: min(ends, default=len(answer))])]
+        sampled = whole[0, length:].tolist()
+        kept = sampled[: StopTexts(self.tokenizer, self.settings.sampling.stop).cut(sampled)]
+        answer = str(self.tokenizer.decode(kept, skip_special_tokens=True))
+        self.turns = [*turns, Turn("assistant", answer)]
 
     def _generation(self) -> GenerationConfig:
         """Convert the settings to transformers' names; the model's own defaults are not used."""

@@ -1,10 +1,36 @@
 """What a run does beside training: log metrics, report progress, and write checkpoints."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from cavesson.algorithms.settings import CheckpointSettings
+from cavesson.errors import StoppedError, UserCodeError, UserError, user_code
 from cavesson.integrations.trackers import Trackers
 from cavesson.train.checkpoint import save
 from cavesson.train.loop import Callback, Report, Trainer
 from cavesson.train.update import Metrics
+
+
+@contextmanager
+def _reporting(what: str) -> Iterator[None]:
+    """Convert whatever the block raises to a UserCodeError, after which a run is saved; a StoppedError stays one."""
+    try:
+        with user_code(what):
+            yield
+    except (UserCodeError, StoppedError):
+        raise
+    except UserError as error:
+        raise UserCodeError(str(error)) from error
+
+
+def guarded(report: Report) -> Report:
+    """Return a user's function that raises a UserCodeError whatever it raises."""
+
+    def call(step: int, metrics: Metrics) -> None:
+        with _reporting("the function that reports steps"):
+            report(step, metrics)
+
+    return call
 
 
 class Log(Callback):
@@ -17,7 +43,8 @@ class Log(Callback):
         if trainer.recorder is not None and trainer.learner.processes.is_main:
             trainer.recorder.metrics(step, metrics)
         if self.trackers is not None:
-            self.trackers.log(step, metrics)
+            with _reporting("a tracker of the run"):
+                self.trackers.log(step, metrics)
 
 
 class Reports(Callback):

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.errors import SignalledError, StoppedError, UserCodeError
+from cavesson.errors import SignalledError, StoppedError, UserCodeError, UserError
 from cavesson.models.settings import ModelSettings
 from cavesson.models.sharding import whole
 from cavesson.record.recorder import Recorder
@@ -68,7 +68,7 @@ class Trainer(ABC):
     signals: Signals = field(default_factory=Signals)
     """what asks for the end of the run"""
     callbacks: Sequence[Callback] = ()
-    stop: StoppedError | None = None
+    stop: UserError | None = None
     """why the run must stop, raised when the checkpoint has been written"""
 
     @property
@@ -124,8 +124,10 @@ class Trainer(ABC):
 
         Raises:
             StoppedError: there was a reason to stop, or a signal; the callbacks have been called before.
+            UserCodeError: a reward, or a function that reports metrics, failed; the callbacks have been called before.
         """
         self.callbacks = callbacks
+        failed: UserError | None = None
         self.learner.processes.enter("prepare the run")
         self.prepare()
         self._call(lambda callback: callback.on_start(self))
@@ -136,15 +138,18 @@ class Trainer(ABC):
                 except UserCodeError:
                     self._call(lambda callback: callback.on_failed_reward(self))
                     raise
-                self._log(metrics)
+                failed = self._log(metrics)
                 self.next_step += 1
                 self._heed_signal(f"after {self.next_step} of {self.end} steps")
+                self.stop = failed or self.stop
                 self._call(lambda callback: callback.on_step(self))
-            if self.stop is not None and self.next_step < self.end:
-                raise self.stop
+            stop = failed or self.stop
+            if stop is not None and self.next_step < self.end:
+                raise stop
         final = self.finish()
-        if final:
-            self._log(final)
+        failed = (self._log(final) if final else None) or failed
+        if failed is not None:
+            raise failed
         return final
 
     def _call(self, hook: Callable[[Callback], None]) -> None:
@@ -155,9 +160,15 @@ class Trainer(ABC):
         """Return a clock for the stages of a step, which tells the watchdog of each."""
         return Clock(lambda stage: self.learner.processes.enter(f"step {step}, {stage}"))
 
-    def _log(self, metrics: Metrics) -> None:
-        self.learner.processes.enter(f"report step {self.next_step}")
-        self._call(lambda callback: callback.on_metrics(self, self.next_step, metrics))
+    def _log(self, metrics: Metrics) -> UserError | None:
+        """Report the metrics of a step; return what a function of the user raised, in any process, to end the run."""
+        processes = self.learner.processes
+        processes.enter(f"report step {self.next_step}")
+        try:
+            processes.agreed(lambda: self._call(lambda callback: callback.on_metrics(self, self.next_step, metrics)))
+        except (UserCodeError, StoppedError) as error:
+            return error
+        return None
 
     def between_updates(self, done: int, total: int) -> None:
         """Call the callbacks after `done` of a step's `total` optimiser steps.

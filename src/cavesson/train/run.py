@@ -38,7 +38,7 @@ from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.table import Reward
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
-from cavesson.train.callbacks import Checkpoints, Log, Reports
+from cavesson.train.callbacks import Checkpoints, Log, Reports, guarded
 from cavesson.train.checkpoint import latest_of_all
 from cavesson.train.description import began, check_same_data, check_same_model, describe_run
 from cavesson.train.doctor import Doctor, verdict
@@ -203,7 +203,7 @@ class Training:
             keep_metrics: keep the metrics of every step for the result, about 6 KB of memory per step.
 
         Raises:
-            UserError: a number is not finite, a reward failed, or the disk is full.
+            UserError: a number is not finite, a reward or `report` failed, or the disk is full.
             StoppedError: the doctor, Ctrl-C or SIGTERM stopped the run; the checkpoint is complete. If the run can be
                 continued after this or another error, a note on the error says how.
         """
@@ -216,7 +216,7 @@ class Training:
                 trainer.recorder or nullcontext(),
                 trackers or nullcontext(),
             ):
-                reports = Reports(report or progress.report, keep_metrics)
+                reports = Reports(guarded(report) if report else progress.report, keep_metrics)
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
                     later = (*trainer.notes(), *notes_on_products(self._choices))
