@@ -10,6 +10,7 @@ from cavesson.ops.ratios import (
     log_ratio,
     mean_log_ratio,
     response_sum,
+    response_token_ratio,
     sequence_ratio,
     sequence_token_ratio,
     token_ratio,
@@ -52,6 +53,25 @@ def test_gspo_token_has_the_gradient_of_gspo():
     # s·Â/|y| on every token
     by_hand = sequence_ratio(logprob, old, mask) * advantage / mask.sum(1)
     torch.testing.assert_close(expected, by_hand[:, None] * mask)
+
+
+def test_the_ratio_of_a_response_at_every_token_has_its_value_and_gradient():
+    mask = (torch.arange(5) < torch.tensor([5, 3, 1])[:, None]).float()
+    old = -torch.rand(3, 5)
+    logprob = (old + 0.3 * torch.randn(3, 5)).requires_grad_()
+    ratio = log_ratio(logprob, old, mask).exp()
+    ratio.sum().backward()
+    expected, logprob.grad = logprob.grad.clone(), None
+    per_token = response_token_ratio(logprob, old, mask)
+    torch.testing.assert_close(per_token, ratio.detach()[:, None].expand(3, 5))
+    ((per_token * mask).sum(1) / mask.sum(1)).sum().backward()
+    torch.testing.assert_close(logprob.grad, expected)
+
+
+def test_the_ratio_of_a_response_stays_finite():
+    logprob, old, mask = torch.zeros(1, 4), torch.full((1, 4), -50.0), torch.ones(1, 4)
+    assert response_token_ratio(logprob, old, mask).tolist() == [[pytest.approx(math.exp(80), rel=1e-5)] * 4]
+    assert log_ratio(logprob, old, mask).item() == 200  # e^200 is beyond float32
 
 
 def test_a_token_of_gspo_token_moves_nothing_but_itself():
