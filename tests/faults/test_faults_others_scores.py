@@ -141,10 +141,10 @@ def test_the_page_lists_the_faults_as_they_are():
 
 
 def test_only_what_the_report_lists_counts_as_not_excluded():
-    """A run too short for reward-falls may have wrong advantages; where it is found, they are shown."""
-    few = Skipped("reward-falls", 56, Phrase("needs {least} steps"), undecided=True)
-    rule = next(rule for rule in RULES if rule.name == "reward-falls")
-    falls = Diagnosis((Finding(rule, Reading(0.0, True)),), (), (few,))
+    """A run too short for group-advantages may have wrong advantages; where one is found, they are shown."""
+    few = Skipped("group-advantages", 72, Phrase("needs {least} steps"), undecided=True)
+    rule = next(rule for rule in RULES if rule.name == "advantage-sign")
+    found = Diagnosis((Finding(rule, Reading(0.0, True)),), (), (few,))
     assert _not_excluded(Diagnosis((), (), ())) == ()
-    assert "group-advantages" in _not_excluded(Diagnosis((), (), (few,)))
-    assert _not_excluded(falls) == ()
+    assert "advantage-sign" in _not_excluded(Diagnosis((), (), (few,)))
+    assert _not_excluded(found) == ()
