@@ -14,6 +14,7 @@ import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Reading, Share
 from cavesson.doctor.rule import Rule
+from cavesson.importers.traits import traits_of
 from cavesson.record import Recorder, begin_attempt, write_run
 
 END = 0
@@ -98,6 +99,17 @@ class Made:
 
     def data(self, folder: Path) -> RunData:
         return RunData(cavesson.open(self.write(folder)))
+
+
+def suits(rule: Rule, algorithm: str) -> bool:
+    """Return whether an algorithm has the traits that a rule asks for, as far as it is known without its settings."""
+    known = traits_of({"algorithm": algorithm})
+    return all(known.get(trait, True) for trait in rule.traits)
+
+
+def suited(rule: Rule) -> str:
+    """Return an algorithm to whose runs a rule applies."""
+    return next(algorithm for algorithm in ("ppo", "grpo", "rloo") if suits(rule, algorithm))
 
 
 def reading(rule: Rule, made: Made, folder: Path) -> Reading:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from doctor_helpers import LENGTH, WORDS, Made, healthy
+from doctor_helpers import LENGTH, WORDS, Made, healthy, suited
 from test_doctor_bare import cut_more_and_more
 from test_doctor_rules import BY_NAME, SICK
 from test_doctor_temperature import draw_in_contexts
@@ -72,7 +72,7 @@ def judges(data: RunData, name: str) -> bool:
 def world(name: str, columns: Columns) -> Made:
     """A run that shows a rule's finding, and in which what the columns lack follows from them."""
     rule = BY_NAME[name]
-    made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
+    made = healthy(suited(rule))
     if name in PENALTIES and not {"rows.kl_coef", "tokens.token_reward"} <= columns:
         penalise(made, *PENALTIES[name])
     elif CUT in rule.needs and "rows.response" in columns:

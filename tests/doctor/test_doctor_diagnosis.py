@@ -9,10 +9,11 @@ from cavesson.doctor.diagnosis import diagnose, worst
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.report.summary import summary
-from cavesson.doctor.rule import rule
+from cavesson.doctor.rule import APPLIES, rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.series import Series
 from cavesson.doctor.words import language
+from cavesson.traits import Traits
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +54,46 @@ def test_a_rule_is_applied_where_it_belongs_and_there_is_enough(data):
     rules = [
         sick("enough", min_steps=6),
         sick("few", min_steps=7),
-        sick("ours", algorithms=["grpo", "ppo"]),
-        sick("theirs", algorithms=["grpo", "rloo"]),
+        sick("ours", traits=["clipped", "critic"]),
+        sick("theirs", traits=["critic", "grouped"]),
     ]
     found = diagnose(data, rules)
     assert [one.rule.name for one in found.findings] == ["enough", "ours"]
     assert [(one.rule, one.words) for one in found.skipped] == [
         ("few", {"least": 7.0, "steps": 6.0}),
-        ("theirs", {"algorithms": "grpo, rloo", "algorithm": "ppo"}),
+        ("theirs", {}),
     ]
+    assert found.skipped[1].reason == APPLIES["grouped"]
+
+
+@pytest.mark.parametrize(
+    ("info", "names"),
+    [
+        ({}, ["grouped", "clipped", "kl_place"]),
+        ({"algorithm": "mine"}, ["grouped", "clipped", "kl_place"]),
+        ({"algorithm": "mine", "traits": {"clipped": False, "kl_place": None}}, ["grouped"]),
+        (
+            {"algorithm": "ppo", "traits": {"grouped": True, "clipped": False, "kl_place": "loss"}},
+            ["grouped", "kl_place"],
+        ),
+        ({"algorithm": "raft"}, ["kl_place"]),
+        ({"trainer": "verl", "config": {"algorithm": {"adv_estimator": "remax"}}}, ["clipped", "kl_place"]),
+    ],
+)
+def test_what_a_record_says_of_its_algorithm_decides_and_not_its_name(info, names, tmp_path):
+    """What is not known of an algorithm excludes no rule."""
+    run = healthy(steps=6)
+    run.info = info
+    found = diagnose(
+        run.data(tmp_path / "run"), [sick(name, traits=[name]) for name in ("grouped", "clipped", "kl_place")]
+    )
+    assert [one.rule.name for one in found.findings] == names
+
+
+def test_a_rule_asks_for_traits_that_there_are():
+    assert APPLIES.keys() < set(Traits._fields)
+    with pytest.raises(ValueError, match="traits: 'groupd' is not one of grouped, "):
+        sick("mistyped", traits=["groupd"])
 
 
 def test_a_consequence_stands_under_the_first_cause_also_through_others(data):

@@ -8,7 +8,7 @@ import sick_kl
 import sick_response
 import sick_reward
 import sick_update
-from doctor_helpers import LENGTH, healthy, log_softmax, reading
+from doctor_helpers import LENGTH, healthy, log_softmax, reading, suited
 from sick import resample
 
 import cavesson
@@ -55,7 +55,7 @@ WITHOUT_PLACE, WITHOUT_CURVE = {"reward-fades"}, {"not-finite", "reward-is-noise
 def test_fires_on_the_sick_run_alone(name, tmp_path):
     sick, near = SICK[name]
     rule = BY_NAME[name]
-    algorithm = "ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0]
+    algorithm = suited(rule)
     made, neighbour = healthy(algorithm), healthy(algorithm)
     sick(made)
     near(neighbour)

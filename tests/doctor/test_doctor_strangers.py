@@ -303,7 +303,7 @@ def test_a_run_whose_responses_have_one_advantage_has_no_critic(tmp_path):
         made.tokens.pop(name)
     made.tokens["advantage"] = np.where(made.mask, made.rows["reward"][..., None], 0.0)
     reasons = {one.rule: str(one.reason) for one in diagnose(made.data(tmp_path), RULES).skipped}
-    assert reasons["value-not-fitting"].startswith("applies to PPO")
+    assert reasons["value-not-fitting"].startswith("applies to algorithms with a critic; here")
 
 
 @pytest.mark.parametrize(

@@ -279,18 +279,19 @@ def test_ratios_of_whole_responses_clip_by_design_in_every_trainer(config: dict[
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"loss_type": "grpo"}, "sequence"),
-        ({"loss_type": "dapo"}, "token"),
-        ({"loss_type": "dr_grpo"}, "constant"),
+        ({"loss_type": "grpo"}, True),
+        ({"loss_type": "dapo"}, False),
+        ({"loss_type": "dr_grpo"}, False),
         ({"loss_type": "another"}, None),
-        ({"actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}}, "sequence"),
-        ({"actor": {"loss_agg_mode": "token-mean"}}, "token"),
+        ({"actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}}, True),
+        ({"actor": {"loss_agg_mode": "token-mean"}}, False),
     ],
 )
-def test_what_a_loss_is_divided_by_is_read_in_every_trainer(
-    config: dict[str, Any], expected: str | None, tmp_path: Path
+def test_whether_a_loss_is_divided_by_lengths_is_read_in_every_trainer(
+    config: dict[str, Any], expected: bool | None, tmp_path: Path
 ) -> None:
-    assert scalars(tmp_path, steps=1, info={"config": config}, loss=0.0).setting("config.grpo.normalise") == expected
+    data = scalars(tmp_path, steps=1, info={"config": config}, loss=0.0)
+    assert data.traits.get("length_normalised") == expected
 
 
 @pytest.mark.parametrize(("bad", "sick"), [(2, False), (30, True)])

@@ -9,7 +9,7 @@ import sick_kl
 import sick_response
 import sick_reward
 import sick_update
-from doctor_helpers import healthy
+from doctor_helpers import healthy, suited
 from late import BEFORE, begun, cut, late, longer, short
 
 import cavesson
@@ -36,7 +36,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", WINDOWS)
 def test_what_begins_late_is_found_when_it_began(name, before, tmp_path):
     rule = BY_NAME[name]
-    algorithm = "ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0]
+    algorithm = suited(rule)
     data = late(SICK[name][0], begun(before, algorithm), tmp_path / "run")
     (found,) = diagnose(data, [rule]).findings
     reading = found.reading

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cavesson.config import Settings
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, Rollouts
 
 
@@ -49,7 +50,12 @@ class KLUse(NamedTuple):
 
 
 class Algorithm(Settings):
-    """`weights` says what is averaged over, `loss` what is minimised."""
+    """`weights` says what is averaged over, `loss` what is minimised, and `traits` what rules and checks apply."""
+
+    @property
+    def traits(self) -> Traits:
+        """What is true of the algorithm with these settings."""
+        return Traits()
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights of all items of the batch."""
@@ -76,6 +82,11 @@ class RolloutAlgorithm(Algorithm):
     def credits_scores(self) -> bool:
         """Whether `credit` reads what the models say of the responses. If not, a step can learn while it scores."""
         return True
+
+    @property
+    def reads_penalty(self) -> bool:
+        """Whether `credit` reads `kl_penalty` `[B, T]`, the KL of every token; the loop then computes it."""
+        return False
 
     @property
     def selects(self) -> bool:

@@ -98,6 +98,10 @@ class DPORun(ExampleRun):
             )
         return self
 
+    @property
+    def loads_reference(self) -> bool:
+        return self.reference.path is not None
+
     def examples(self, tokenizer: "PreTrainedTokenizerBase") -> "Examples[PairTokens]":
         from cavesson.data.examples import load_pairs
 

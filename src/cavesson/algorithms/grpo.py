@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from cavesson.algorithms.base import KLUse, Loss
+from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import CoefficientSettings
@@ -14,6 +14,7 @@ from cavesson.ops import kl, ratios
 from cavesson.ops.groups import centred, group_stds
 from cavesson.ops.token_rewards import penalised, soft_overlong
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, Scores
 
 
@@ -47,6 +48,17 @@ class GRPO(GroupAlgorithm):
     def estimator(self) -> Literal["k1", "k2", "k3"]:
         """The estimator of the KL; the default depends on `kl_in`."""
         return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            grouped=True,
+            relative=True,
+            clipped=True,
+            ratio=self.ratio,
+            kl_place=self.kl_in,
+            length_normalised=self.normalise == "sequence",
+        )
 
     @property
     def credits_scores(self) -> bool:
@@ -140,8 +152,8 @@ class GRPORun(RolloutRun):
         return self.grpo.scale != "none" and self.grpo.kl_in == "loss"
 
     @property
-    def kl_use(self) -> KLUse:
-        return KLUse(self.grpo.kl_in, self.grpo.estimator)
+    def kl_estimator(self) -> str:
+        return self.grpo.estimator
 
     @model_validator(mode="after")
     def _check_grpo(self) -> Self:

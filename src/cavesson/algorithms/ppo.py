@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from cavesson.algorithms.base import KLUse, Loss
+from cavesson.algorithms.base import Loss
 from cavesson.algorithms.importance import ImportanceAlgorithm
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import KLSettings
@@ -14,6 +14,7 @@ from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
 from cavesson.ops.token_rewards import token_rewards
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, Scores
 
 
@@ -36,6 +37,14 @@ class PPO(ImportanceAlgorithm):
     """advantages get mean 0 and variance 1 over all tokens of the step"""
     whiten_rewards: bool = False
     """token rewards get variance 1 over all tokens of the step; their mean does not change"""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(clipped=True, critic=True, kl_place="reward")
+
+    @property
+    def reads_penalty(self) -> bool:
+        return True
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
@@ -87,20 +96,12 @@ class PPORun(RolloutRun):
     """the critic"""
 
     @property
-    def critic(self) -> ValueSettings:
-        return self.value
-
-    @property
     def credit_decay(self) -> float:
         return self.ppo.gamma * self.ppo.lam
 
     @property
     def kl_estimator(self) -> str:
         return self.kl.estimator
-
-    @property
-    def kl_use(self) -> KLUse:
-        return KLUse("reward", self.kl.estimator)
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:

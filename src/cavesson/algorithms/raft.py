@@ -19,6 +19,7 @@ from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
 from cavesson.ops.token_rewards import penalised
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, Rollouts, Scores
 
 
@@ -33,6 +34,10 @@ class RAFT(RolloutAlgorithm):
     final_temperature: float | None = Field(None, gt=0)
     """the sampling temperature changes linearly from sampling.temperature in the first step to this in the last; none =
     it is constant"""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(kl_place="reward")
 
     @property
     def selects(self) -> bool:

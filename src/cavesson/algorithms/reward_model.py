@@ -1,7 +1,7 @@
 """Reward models, trained on pairs of a better and a worse response (arXiv:2203.02155)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.settings import PairSettings
 from cavesson.ops import preferences
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, PairScores
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ class BradleyTerry(Algorithm):
     centring_coef: float = Field(0.0, ge=0)
     """η: weight of (r_chosen + r_rejected)², which keeps the mean of the rewards near 0 (arXiv:2312.09244); 0 = off,
     typically 0.01"""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(classifier=True)
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B]`: every pair counts once."""
@@ -48,8 +53,6 @@ class BradleyTerry(Algorithm):
 
 class RewardModelRun(ExampleRun):
     """Train a reward model on pairs of a better and a worse response."""
-
-    makes_classifier: ClassVar[bool] = True
 
     reward_model: BradleyTerry = BradleyTerry()
     """the algorithm"""

@@ -6,13 +6,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from cavesson.algorithms.base import KLUse, Loss
+from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
 from cavesson.ops.token_rewards import penalised
 from cavesson.processes import Processes
+from cavesson.traits import Traits
 from cavesson.types import Batch, Scores
 
 
@@ -27,6 +28,11 @@ class RLOO(GroupAlgorithm):
     Δ. Only k1 has the gradient of the KL there; the others do not keep the policy close to the reference"""
     whiten_advantages: bool = False
     """advantages get standard deviation 1 over the responses of the step; their mean is always 0"""
+
+    @property
+    def traits(self) -> Traits:
+        ratio: Literal["token", "response"] = "token" if self.ratio == "token" else "response"
+        return Traits(grouped=True, relative=True, clipped=True, ratio=ratio, kl_place="reward")
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after the KL penalty, and `advantage` `[B, T]`, equal on all its tokens."""
@@ -72,8 +78,8 @@ class RLOORun(RolloutRun):
     """how rollouts update the weights"""
 
     @property
-    def kl_use(self) -> KLUse:
-        return KLUse("reward", self.rloo.kl_estimator)
+    def kl_estimator(self) -> str:
+        return self.rloo.kl_estimator
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:

@@ -72,8 +72,6 @@ class RunSettings(Settings):
 
     makes_models: ClassVar[bool] = False
     """whether the run can begin with `model.new`"""
-    makes_classifier: ClassVar[bool] = False
-    """whether the trained model is a sequence classifier; otherwise it is a causal language model"""
 
     @field_validator("record")
     @classmethod
@@ -108,7 +106,17 @@ class RunSettings(Settings):
     @property
     def algorithm(self) -> Any:
         """The algorithm: the group of settings that is one."""
-        return next(value for _, value in self if isinstance(value, Algorithm))
+        return getattr(self, self.section)
+
+    @property
+    def section(self) -> str:
+        """The name of the group of settings that is the algorithm."""
+        return next(name for name, value in self if isinstance(value, Algorithm))
+
+    @property
+    def makes_classifier(self) -> bool:
+        """Whether the trained model is a sequence classifier; otherwise it is a causal language model."""
+        return bool(self.algorithm.traits.classifier)
 
     @property
     def maps_weights(self) -> bool:
@@ -134,7 +142,7 @@ class RunSettings(Settings):
 
     def facts(self) -> dict[str, Any]:
         """Return what run.json states in addition to the settings, for readers that do not know the algorithms."""
-        return {}
+        return {"section": self.section, "traits": self.algorithm.traits._asdict()}
 
     def show(self, folder: Path, console: "Console") -> None:
         """Print results of a finished run other than its metrics."""
@@ -183,17 +191,24 @@ class RolloutRun(RunSettings):
     @property
     def critic(self) -> ValueSettings | None:
         """The settings of the critic, or None if the algorithm has no critic."""
-        return None
+        has_critic = self.algorithm.traits.critic
+        return next((value for _, value in self if isinstance(value, ValueSettings)), None) if has_critic else None
 
     @property
-    def kl_estimator(self) -> str | None:
-        """The estimator of the KL penalty that the loop computes, or None if the algorithm computes its own."""
-        return None
+    def kl_estimator(self) -> str:
+        """The estimator of the KL penalty."""
+        return "k1"
 
     @property
-    def kl_use(self) -> KLUse:
-        """Where the KL is applied, and its estimator."""
-        return KLUse("reward", "k1")
+    def kl_use(self) -> KLUse | None:
+        """Where the KL is applied, and its estimator; None if the algorithm has no KL penalty."""
+        place = self.algorithm.traits.kl_place
+        return KLUse(place, self.kl_estimator) if place else None
+
+    @property
+    def kl_coef(self) -> float | None:
+        """β at the start; None if the algorithm has no KL penalty."""
+        return self.kl.coef if self.kl_use else None
 
     @property
     def smallest_batch(self) -> int:
@@ -211,7 +226,9 @@ class RolloutRun(RunSettings):
         return None
 
     def facts(self) -> dict[str, Any]:
-        return {"kl": self.kl_use._asdict(), "rewards_are_scaled": self.rewards_are_scaled}
+        use = self.kl_use
+        kl = {} if use is None else {"kl": use._asdict()}
+        return super().facts() | kl | {"rewards_are_scaled": self.rewards_are_scaled}
 
     penalty_settings: ClassVar[tuple[str, ...]] = ()
     """dotted names of the algorithm's settings that have no effect without a KL penalty"""
@@ -290,6 +307,12 @@ class RolloutRun(RunSettings):
 
     @model_validator(mode="after")
     def _check_penalty(self) -> Self:
+        if self.kl_use is None:
+            usual = type(self).model_fields["kl"].default
+            if self.kl.target is not None or self.kl.coef not in (0, usual.coef):
+                name = "coef" if self.kl.target is None else "target"
+                raise ValueError(f"kl.{name} has no effect: {self.section} has no KL penalty")
+            return self
         if self.reference.kind == "none" and self.kl.coef:
             raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
         if self.kl.target is not None and self.kl.coef == 0:
@@ -329,6 +352,11 @@ class ExampleRun(RunSettings):
         It is limited because there may be many examples, although nothing is kept for a backward pass.
         """
         return self.update.micro_batch_size or self.batch_size
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether another model scores the examples before the first step."""
+        return False
 
     def steps_over(self, size: int | None, done: int = 0, used: int = 0) -> int | None:
         """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known.

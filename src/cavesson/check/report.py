@@ -88,7 +88,7 @@ def _show_expected(console: Console, report: Report) -> None:
 
 def _show_first(console: Console, report: Report) -> None:
     first, suggestion = report.first, report.suggestion
-    if first is None or suggestion is None:
+    if first is None:
         return
     low, middle, high = first.lengths
     groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have equal rewards"
@@ -100,6 +100,8 @@ def _show_first(console: Console, report: Report) -> None:
     for prompt, response, reward in first.samples:
         line = Text.assemble(f"  {number(reward):>8}  ", (_short(prompt), "dim"), _short(response))
         console.print(line, overflow="ellipsis", no_wrap=True)
+    if suggestion is None:
+        return
     console.print(
         f"[bold]KL penalty[/] β = {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response: the "
         f"standard deviation of the reward is {number(suggestion.reward_std)}, and its correlation with the "

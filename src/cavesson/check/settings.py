@@ -37,7 +37,7 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
         yield from _penalty(settings)
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size // settings.update.mini_batches)
         if settings.credit_decay is not None:
-            yield from _fading(settings.credit_decay, settings.sampling.longest)
+            yield from _fading(settings.credit_decay, settings.sampling.longest, f"{settings.section}.lam = 1.0")
     else:
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size)
 
@@ -60,7 +60,7 @@ def _filters(settings: RolloutRun) -> Results:
     found, measured = settings.sampling.filters, settings.reference.kind != "none"
     yield Problem(
         "filtered-sampling",
-        "error" if settings.kl.coef else "warning",
+        "error" if settings.kl_coef else "warning",
         "Filtered sampling makes the KL wrong",
         "Responses are sampled from a filtered distribution but scored under the full one: log π − log "
         "π_ref is then not an estimate of the KL. It may become negative, which a policy can exploit for reward.",
@@ -83,12 +83,14 @@ def _temperature(settings: RolloutRun) -> Results:
         f"{sampled:g} and {scored:g}",
         "temperature of sampling and of scoring; equal if the KL is penalised",
         "arXiv:2403.17031",
-    ).unless(sampled == scored or not settings.kl.coef)
+    ).unless(sampled == scored or not settings.kl_coef)
 
 
 def _penalty(settings: RolloutRun) -> Results:
     """Check target and coefficient of the KL penalty (rows 18 and 20)."""
-    target, coef = settings.kl.target, settings.kl.coef
+    target, coef = settings.kl.target, settings.kl_coef
+    if coef is None:
+        return
     if target is not None:
         yield Problem(
             "kl-target",
@@ -186,7 +188,7 @@ def _micro_batch(micro: int, rows: int) -> Results:
         )
 
 
-def _fading(decay: float, longest: int) -> Results:
+def _fading(decay: float, longest: int, fix: str) -> Results:
     """Check the decay of credit: an advantage n tokens before the reward gets (γλ)^n of it (row 44)."""
     share = decay**longest
     yield Problem(
@@ -195,7 +197,7 @@ def _fading(decay: float, longest: int) -> Results:
         "The reward fades before it reaches the first tokens",
         f"In a response of {longest} tokens with γλ = {decay:g}, the first ones learn only from the "
         "critic's estimates.",
-        "ppo.lam = 1.0",
+        fix,
         share,
         "(γλ)^n, the share of the final reward that reaches the first of n tokens; at least 0.01",
         "VC-PPO, arXiv:2503.01491",

@@ -41,7 +41,7 @@ class First:
     reward: float
     reward_std: float
     equal_groups: float | None
-    """share of groups whose responses all have the same reward; None where there are no groups"""
+    """share of groups whose responses all have the same reward; None where nothing compares those of a group"""
     samples: tuple[tuple[str, str, float], ...]
     """a few prompts, responses and rewards"""
 
@@ -112,12 +112,12 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
     return check(type(settings), values, "the short run")
 
 
-def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Problem]]:
+def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion | None, list[Problem]]:
     """Train a few steps in a temporary folder.
 
     Returns:
-        Statistics of the first responses, a suggested KL coefficient, and the errors that the doctor finds in the
-        record.
+        Statistics of the first responses, a suggested KL coefficient unless the algorithm has no KL penalty, and the
+        errors that the doctor finds in the record.
     """
     with Scratch("check") as folder:
         short = short_settings(settings, rollouts, steps, Path(folder.name))
@@ -125,7 +125,8 @@ def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, S
         run = open_run(short.run)
         rows = run.rows().to_pylist()
         errors = _diagnosed(RunData(run))
-    return _first(rows, settings.samples_per_prompt), _suggestion(settings, rows), errors
+    compared = settings.samples_per_prompt if settings.algorithm.traits.grouped else 1
+    return _first(rows, compared), _suggestion(settings, rows) if settings.kl_use else None, errors
 
 
 def _diagnosed(data: RunData) -> list[Problem]:
@@ -144,8 +145,8 @@ def _diagnosed(data: RunData) -> list[Problem]:
     ]
 
 
-def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results:
-    """Judge the first responses and the KL coefficient of the recipe."""
+def judge(first: First, suggestion: Suggestion | None, settings: RolloutRun) -> Results:
+    """Judge the first responses and the KL coefficient of the recipe, if there is one."""
     cut = 1 - first.ended
     yield Problem(
         "responses-cut",
@@ -169,7 +170,8 @@ def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results
             f"share of groups whose responses all have the same reward; at most {_MAX_EQUAL:g}",
             "DAPO, arXiv:2503.14476",
         ).unless(first.equal_groups <= _MAX_EQUAL)
-    yield _coefficient(suggestion, settings)
+    if suggestion is not None:
+        yield _coefficient(suggestion, settings)
 
 
 def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Result:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavesson.command_line import is_trained_here
-from cavesson.doctor.counterparts import ALGORITHMS, NAMES, name_in
+from cavesson.doctor.counterparts import NAMES, name_in
 from cavesson.doctor.finding import Phrase
 from cavesson.doctor.recording import trainer_of
+from cavesson.doctor.settings import has_effect, in_run
 
 PLAIN = {
     "cleaning.discard": Phrase("what to discard"),
@@ -70,7 +71,7 @@ def names_for(info: Mapping[str, Any], fix: str) -> dict[str, str]:
     trainer, found = trainer_of(info), {}
     for setting, value in SETTING.findall(fix):
         if is_trained_here(info):
-            name = _own(info["config"], str(info["algorithm"]), setting, value)
+            name = _own(info, setting, value)
         elif trainer in NAMES:
             name = name_in(trainer, info.get("algorithm"), setting)
         else:
@@ -80,16 +81,15 @@ def names_for(info: Mapping[str, Any], fix: str) -> dict[str, str]:
     return found
 
 
-def _own(config: Mapping[str, Any], algorithm: str, setting: str, value: str) -> str | None:
+def _own(info: Mapping[str, Any], setting: str, value: str) -> str | None:
     """Return the setting, or the one of the same name of the run's own algorithm; None if the run lacks it."""
-    group, _, last = setting.partition(".")
-    group = algorithm if group in ALGORITHMS else group
-    values = config.get(group)
+    name = in_run(setting, info)
+    group, _, last = name.partition(".")
+    values = info["config"].get(group)
     if isinstance(values, list):
         return setting
-    if not isinstance(values, dict) or last not in values:
+    if not isinstance(values, dict) or last not in values or not has_effect(name, info):
         return None
-    name = f"{group}.{last}"
     return Kept(name) if str(values[last]) == value.strip('"') else name
 
 

@@ -137,8 +137,6 @@ PRIME_RL: Names = {
 
 NAMES = {"trl": TRL, "verl": VERL, "openrlhf": OPENRLHF, "nemo-rl": NEMO_RL, "prime-rl": PRIME_RL}
 """By what run.json calls the trainer."""
-ALGORITHMS = ("ppo", "grpo", "rloo")
-"""Those that the names tell apart."""
 _SETTING = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
 
@@ -168,14 +166,16 @@ def counterparts(info: Mapping[str, Any], fix: str) -> Counterparts | None:
 
 
 def name_in(trainer: str, algorithm: Any, setting: str) -> str:
-    """Return what a trainer calls a setting of Cavesson; empty if it has none."""
-    return _called(NAMES[trainer].get(setting, ""), algorithm)
-
-
-def _called(name: Name, algorithm: Any) -> str:
-    """Return the name for an algorithm; those for all algorithms if it is not known, and nothing if it has none."""
+    """Return what a trainer calls a setting of Cavesson; empty if it has none, and all names if it may be several."""
+    name, own = NAMES[trainer].get(setting, ""), str(algorithm).upper()
     if isinstance(name, str):
         return name
-    if algorithm in ALGORITHMS:
-        return next((one for several, one in name.items() if algorithm.upper() in several.split(", ")), "")
+    if own in _told_apart(NAMES[trainer]):
+        return next((one for several, one in name.items() if own in several.split(", ")), "")
     return ", ".join(f"{one} ({several})" for several, one in name.items())
+
+
+def _told_apart(names: Names) -> set[str]:
+    """Return the algorithms for which a trainer has names of their own."""
+    by_algorithm = (name for name in names.values() if not isinstance(name, str))
+    return {one for name in by_algorithm for several in name for one in several.split(", ")}

@@ -18,6 +18,8 @@ from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Array, Series, series
+from cavesson.doctor.settings import in_run
+from cavesson.importers.traits import traits_of
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
 from cavesson.record.splits import is_held_out
@@ -73,6 +75,11 @@ class RunData:
         name = self._info.get("algorithm")
         return name if isinstance(name, str) else None
 
+    @cached_property
+    def traits(self) -> Mapping[str, Any]:
+        """What is known of the algorithm, by the fields of `cavesson.traits.Traits`; what is not known is absent."""
+        return traits_of(self._info)
+
     @property
     def own(self) -> bool:
         """Whether Cavesson trained the run; of other trainers, a record shows what they say of themselves."""
@@ -100,12 +107,9 @@ class RunData:
         return default if found is None else found
 
     def _setting(self, path: str) -> Any:
-        found = self._entry(path)
-        for entry in SETTINGS.get(path, ()) if found is None else ():
-            theirs = self._entry(entry.path)
-            if theirs is not None:
-                return theirs if entry.values is None else entry.values.get(theirs)
-        return found
+        group, _, setting = path.partition(".")
+        found = self._entry(f"config.{in_run(setting, self._info)}" if group == "config" else path)
+        return self._entry(SETTINGS[path]) if found is None and path in SETTINGS else found
 
     def _entry(self, path: str) -> Any:
         found: Any = self._info

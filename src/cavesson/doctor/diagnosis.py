@@ -15,7 +15,7 @@ from cavesson.doctor.finding import Phrase, Reading, Skipped
 from cavesson.doctor.onset import with_onset
 from cavesson.doctor.proposal import proposal
 from cavesson.doctor.recording import needs, recordable
-from cavesson.doctor.rule import Rule
+from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
 
@@ -155,13 +155,11 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
     def because(reason: str, **words: str | float) -> Skipped:
         return Skipped(rule.name, rule.number, Phrase(reason), words)
 
-    if rule.algorithms and data.algorithm is not None and data.algorithm not in rule.algorithms:
-        algorithms = ", ".join(rule.algorithms)
-        return because(
-            "applies to {algorithms}; this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
-        )
-    if rule.algorithms == ("ppo",) and data.algorithm is None and data.has_no_critic:
-        return because("applies to PPO; here, all tokens of a response have the same advantage")
+    absent = [trait for trait in rule.traits if not data.traits.get(trait, True)]
+    if absent:
+        return because(APPLIES[absent[0]])
+    if "critic" in rule.traits and "critic" not in data.traits and data.has_no_critic:
+        return because("applies to algorithms with a critic; here, all tokens of a response have the same advantage")
     if rule.training_only and data.only_held_out and _reads_rollouts(data, rule):
         return Skipped(rule.name, rule.number, HELD_OUT, undecided=True)
     missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]

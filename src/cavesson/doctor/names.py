@@ -1,8 +1,7 @@
 """The names that other trainers use for the metrics and settings that the rules read."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl",),
@@ -49,38 +48,5 @@ def is_of_update(name: str) -> bool:
 _KNOWN = frozenset(known for name in ALIASES for known in logged_as(name))
 
 
-class Entry(NamedTuple):
-    """An entry of another trainer's run.json."""
-
-    path: str
-    values: Mapping[Any, Any] | None = None
-    """The trainer's value → Cavesson's, which is not known for other values; None: they are the same."""
-
-
-_MEANS = {
-    "token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "constant",
-    "seq-mean-token-sum-norm": "constant",
-}  # fmt: skip
-_OF_TRL = {
-    "grpo": "sequence", "sapo": "sequence", "dr_grpo": "constant", "luspo": "constant", "bnpo": "token",
-    "dapo": "token", "cispo": "token", "vespo": "token",
-}  # fmt: skip
-SETTINGS: dict[str, tuple[Entry, ...]] = {
-    "kl.estimator": (Entry("config.kl_estimator"),),
-    "config.ppo.whiten_rewards": (Entry("config.whiten_rewards"),),
-    "config.grpo.ratio": (
-        Entry("config.importance_sampling_level"),
-        Entry("config.actor_rollout_ref.actor.policy_loss.loss_mode", {"vanilla": "token", "gspo": "sequence"}),
-        Entry("config.actor.policy_loss_type", {"ppo": "token", "gspo": "sequence"}),
-    ),
-    "advantage_estimator": (
-        Entry("config.algorithm.adv_estimator"),
-        Entry("config.algo.advantage.estimator"),
-    ),
-    "config.grpo.normalise": (
-        Entry("config.loss_type", _OF_TRL),
-        Entry("config.actor_rollout_ref.actor.loss_agg_mode", _MEANS),
-        Entry("config.actor.loss_agg_mode", _MEANS),
-    ),
-}
-"""Entry of Cavesson's run.json, or a name for what it does not have → those of TRL, verl and OpenRLHF."""
+SETTINGS = {"kl.estimator": "config.kl_estimator", "config.ppo.whiten_rewards": "config.whiten_rewards"}
+"""Entry of Cavesson's run.json → TRL's."""

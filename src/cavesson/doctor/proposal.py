@@ -12,6 +12,7 @@ from cavesson.command_line import is_trained_here
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.rule import Rule
+from cavesson.doctor.settings import has_effect, in_run
 
 MOVED = 0.03
 """½·mean((log π − log π_old)²) per token and step to aim for: the middle of what is usual (0.01 to 0.05)."""
@@ -28,10 +29,11 @@ def proposal(data: RunData, rule: Rule, reading: Reading) -> dict[str, Any]:
     """
     if not rule.settings or not is_trained_here(data.info):
         return {}
-    config, found = data.info["config"], {}
-    for name, change in rule.settings.items():
-        now = _at(config, name)
-        if now is _MISSING:
+    info, found = data.info, {}
+    for setting, change in rule.settings.items():
+        name = in_run(setting, info)
+        now = _at(info["config"], name)
+        if now is _MISSING or not has_effect(name, info):
             continue
         value = change(now, data, reading) if callable(change) else change
         if value != now and (not isinstance(value, float) or math.isfinite(value)):

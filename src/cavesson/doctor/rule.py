@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 KINDS = ("info", "steps", "rows", "tokens")
 """What a rule may need."""
+APPLIES = {
+    "grouped": Phrase("applies to algorithms that compare the responses to a prompt with each other"),
+    "clipped": Phrase("applies to algorithms that clip the probability ratio"),
+    "critic": Phrase("applies to algorithms with a critic"),
+    "kl_place": Phrase("applies to algorithms with a KL penalty"),
+    "length_normalised": Phrase("applies to losses that are divided by the length of each response"),
+}
+"""Trait that a rule can ask for → why the rule is skipped where an algorithm does not have it."""
 Statistic = Callable[["RunData"], Reading | None]
 """Measures a run; None if the run has nothing to measure. Its keyword-only parameters are the limits of the rule."""
 Settings = Mapping[str, Any]
@@ -64,8 +72,8 @@ class Rule:
     severity: Severity = "warning"
     min_steps: int = 1
     """Steps that a run must have."""
-    algorithms: tuple[str, ...] = ()
-    """Where it applies; empty: everywhere, including records that do not name their algorithm."""
+    traits: tuple[str, ...] = ()
+    """What an algorithm must have, by fields of ``cavesson.traits.Traits``; where it is not known, the rule applies."""
     windows: bool = False
     """Whether it is applied to the latest parts of a run, too, each as if the run had begun there."""
     training_only: bool = False
@@ -92,7 +100,7 @@ def rule(
     explains: Iterable[str] = (),
     severity: Severity = "warning",
     min_steps: int = 1,
-    algorithms: Iterable[str] = (),
+    traits: Iterable[str] = (),
     windows: bool = False,
     training_only: bool = False,
     absent: "Callable[[RunData], Phrase | None] | None" = None,
@@ -105,15 +113,17 @@ def rule(
     translations and the documentation are filled from these.
 
     Raises:
-        ValueError: The severity or the kind of a need is unknown, ``recorded`` is not among the needs, or ``healthy``
-            names a limit that the function lacks.
+        ValueError: The severity, a trait or the kind of a need is unknown, ``recorded`` is not among the needs, or
+            ``healthy`` names a limit that the function lacks.
     """
-    needs, recorded = tuple(needs), tuple(recorded)
+    needs, recorded, traits = tuple(needs), tuple(recorded), tuple(traits)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
     if unknown:
         raise ValueError(f"needs: {unknown[0]!r} is not one of rows.NAME, tokens.NAME, steps.METRIC or info.PATH")
     if others := set(recorded) - set(needs):
         raise ValueError(f"recorded: {min(others)!r} is not among the needs")
+    if unknown := sorted(set(traits) - APPLIES.keys()):
+        raise ValueError(f"traits: {unknown[0]!r} is not one of {', '.join(APPLIES)}")
     if severity not in get_args(Severity):
         raise ValueError(f"severity: {severity!r} is not one of {', '.join(get_args(Severity))}")
 
@@ -135,7 +145,7 @@ def rule(
             explains=tuple(explains),
             severity=severity,
             min_steps=min_steps,
-            algorithms=tuple(algorithms),
+            traits=traits,
             windows=windows,
             training_only=training_only,
             absent=absent,

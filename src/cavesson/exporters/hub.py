@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from cavesson.command_line import is_trained_here
 from cavesson.errors import UserError, first_line
+from cavesson.importers.traits import traits_of
 from cavesson.notebook import SHOWN
 from cavesson.record import open as open_run
 from cavesson.record.reader import Run
@@ -106,12 +107,13 @@ def card(run: Run, repo: str) -> str:
     Only the last component of absolute paths is included, and no URL: it may be of a private server.
     """
     config, algorithm = run.info["config"], str(run.info.get("algorithm"))
-    adapter = config["model"].get("lora") is not None and algorithm != "reward-model"
+    is_classifier = bool(traits_of(run.info).get("classifier"))
+    adapter = config["model"].get("lora") is not None and not is_classifier
     base = _origin(run)
     model = {name: value for name, value in config["model"].items() if name != "path" or value == base}
     meta: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
-        "pipeline_tag": "text-classification" if algorithm == "reward-model" else "text-generation",
+        "pipeline_tag": "text-classification" if is_classifier else "text-generation",
         "tags": ["cavesson", algorithm],
     }
     if _is_on_hub(base):

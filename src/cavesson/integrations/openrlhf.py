@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.importers.fields import group_of, nested
+from cavesson.importers.traits import OF_ESTIMATORS
 from cavesson.integrations.settings import plain
 from cavesson.integrations.tensors import as_array
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
@@ -33,8 +34,6 @@ COLUMNS = {
     "returns": "return",
 }
 """A field of an experience → the record's column."""
-ALGORITHMS = {"gae": "ppo", "group_norm": "grpo", "dr_grpo": "grpo", "rloo": "rloo"}
-"""OpenRLHF's advantage estimator → the record's name of the algorithm; others have none."""
 GROUPS = ("algo", "actor", "critic", "rollout", "train")
 """Groups of settings that are recorded; others hold keys of services, such as that of Weights & Biases."""
 _RECORDERS: dict[Path, Recorder] = {}
@@ -70,7 +69,7 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
 def _settings(args: Any) -> dict[str, Any]:
     """Return the entries of run.json that OpenRLHF's settings give, in the groups that it has since version 0.11."""
     config = {name: plain(getattr(args, name)) for name in GROUPS if hasattr(args, name)}
-    algorithm = ALGORITHMS.get(nested(config, "algo", "advantage", "estimator"))
+    algorithm = OF_ESTIMATORS.get(nested(config, "algo", "advantage", "estimator"))
     return ({"config": config} if config else {}) | ({"algorithm": algorithm} if algorithm else {})
 
 

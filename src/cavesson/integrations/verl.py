@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.importers.fields import group_of, nested
+from cavesson.importers.traits import OF_ESTIMATORS
 from cavesson.integrations.settings import plain
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.record import Lock, Recorder, write_run
@@ -37,8 +38,6 @@ COLUMNS = {
     "returns": "return",
 }
 """verl's column of a batch → the record's."""
-ALGORITHMS = {"gae": "ppo", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo"}
-"""verl's advantage estimator → the record's name of the algorithm; others have none."""
 
 
 def record(trainer: Any, folder: Path | str) -> Recorder:
@@ -58,7 +57,7 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
     folder = Path(folder)
     lock = Lock(folder)
     config = plain(getattr(trainer, "config", None))
-    algorithm = ALGORITHMS.get(nested(config, "algorithm", "adv_estimator"))
+    algorithm = OF_ESTIMATORS.get(nested(config, "algorithm", "adv_estimator"))
     write_run(folder, {"trainer": "verl", "config": config} | ({"algorithm": algorithm} if algorithm else {}))
     recorder = Recorder(folder, lock=lock)  # an attempt begins with its first step, which `fit` reads from a checkpoint
     module = sys.modules[_defining_class(trainer).__module__]

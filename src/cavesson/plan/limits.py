@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-from cavesson.algorithms.dpo import DPORun
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.plan.devices import Device
 from cavesson.plan.prediction import Memory
 from cavesson.plan.skeleton import config_of
 from cavesson.plan.vllm import has_experts, server_weights, servers_of
-from cavesson.registry import name_of
 
 _ON_HOST = ("weights", "critic", "reference", "optimiser")
 
@@ -21,7 +19,7 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) ->
             f"parallel.offload keeps {_gb(size)} of this memory (weights and optimiser), and gradients, in the host's "
             "memory; the time of copies and of AdamW on the host is not predicted"
         )
-    if isinstance(settings, DPORun) and settings.reference.path is not None:
+    if isinstance(settings, ExampleRun) and settings.loads_reference:
         yield (
             "reference.path: before the first step, the reference scores all pairs beside the policy; its weights and "
             "activations are not in the memory above"
@@ -29,7 +27,7 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) ->
     if isinstance(settings, RolloutRun) and settings.algorithm.max_batches > 1:
         most = settings.algorithm.max_batches
         yield (
-            f"{name_of(settings)}.resample: a step samples and scores up to {most} batches, in up to {most} times the "
+            f"{settings.section}.resample: a step samples and scores up to {most} batches, in up to {most} times the "
             "predicted time; one is predicted"
         )
     if isinstance(settings, RolloutRun) and settings.sampling.engine == "vllm":

@@ -88,7 +88,7 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     groups = torch.arange(rows) // settings.samples_per_prompt
     columns |= {"reward": numbers, "shaped_reward": numbers, "group_in_step": groups}
     columns |= {"learned": torch.ones(rows, dtype=torch.bool), "discarded": torch.zeros(rows, dtype=torch.bool)}
-    credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl.coef, Processes("cpu"))
+    credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl_coef or 0.0, Processes("cpu"))
     return credited
 
 

@@ -186,9 +186,9 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         policy=policy,
         batches=_batches(settings, collector, processes),
         shaping=Shaping(settings.shaping),
-        kl_estimator=settings.kl_estimator,
+        kl_estimator=settings.kl_estimator if settings.algorithm.reads_penalty else None,
         kl=settings.kl,
-        kl_coef=settings.kl.coef,
+        kl_coef=settings.kl_coef,
         updates=settings.update,
         held_out=_held_out(settings, collector),
         remarks=[

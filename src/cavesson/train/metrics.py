@@ -55,7 +55,7 @@ def unscored_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, floa
 
 
 def rollout_metrics(
-    rollouts: Rollouts, kl_coef: float, estimator: str | None, processes: Processes
+    rollouts: Rollouts, kl_coef: float | None, estimator: str | None, processes: Processes
 ) -> dict[str, float]:
     """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update.
 
@@ -63,8 +63,8 @@ def rollout_metrics(
 
     Args:
         rollouts: of this process, with their credit.
-        kl_coef: β in force.
-        estimator: of the KL penalty, or None for no penalty.
+        kl_coef: β in force, or None if the algorithm has no KL penalty.
+        estimator: of the penalty of every token, or None if the algorithm does not read it.
         processes: of the run.
     """
     batch, mask, mean = rollouts.batch, rollouts["learned"], processes.mean
@@ -87,7 +87,7 @@ def rollout_metrics(
             metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask, mean))
     if "ref_logprob" in batch:
         metrics |= _reference_metrics(batch, kl_coef, processes)
-    if estimator is not None:
+    if estimator is not None and kl_coef is not None:
         metrics["kl/penalty"] = _mean(response_sum(batch["kl_penalty"], mask), processes)
         metrics["reward/kl_per_token"] = float(mean(-kl_coef * batch["kl_penalty"], mask))
     return metrics | _text_metrics(rollouts, processes)
@@ -136,13 +136,13 @@ def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, f
     return found
 
 
-def _reference_metrics(batch: Batch, kl_coef: float, processes: Processes) -> dict[str, float]:
+def _reference_metrics(batch: Batch, kl_coef: float | None, processes: Processes) -> dict[str, float]:
     mask, logprob, reference = batch["learned"], batch["logprob"], batch["ref_logprob"]
     objective = response_sum(kl.k1(logprob, reference), mask)
     return {
         "kl/objective": _mean(objective, processes),
         "kl/objective_std": _std(objective, processes),
         "kl/objective_k3": _mean(response_sum(kl.k3(logprob, reference), mask), processes),
-        "kl/coef": kl_coef,
+        **({} if kl_coef is None else {"kl/coef": kl_coef}),
         "logprob/reference": float(processes.mean(reference, mask)),
     }

@@ -58,10 +58,10 @@ class RolloutTrainer(Trainer):
     batches: Batches
     shaping: Shaping
     kl_estimator: str | None
-    """of the KL penalty; None if the algorithm computes its own"""
+    """of the KL penalty; None if the algorithm does not read it"""
     kl: CoefficientSettings
-    kl_coef: float
-    """β in force"""
+    kl_coef: float | None
+    """β in force; None if the algorithm has no KL penalty"""
     updates: UpdateSettings
     held_out: HeldOut | None = None
     """the held-out prompts, if there are any"""
@@ -190,7 +190,7 @@ class RolloutTrainer(Trainer):
     def credited(self, rollouts: Rollouts) -> Rollouts:
         """Add what the algorithm says that every token earned."""
         processes = self.learner.processes
-        return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef, processes))
+        return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef or 0.0, processes))
 
     def _shaped(self, rollouts: Rollouts) -> Rollouts:
         """Add `shaped_reward` `[b]` float64, the reward that training uses, and `kl_coef` `[b]`, β in force."""
@@ -201,7 +201,8 @@ class RolloutTrainer(Trainer):
 
         names = ["reward", "ended", *(["query_reward"] if "query_reward" in rollouts.batch else [])]
         rewards = self.learner.processes.over_all(shaped, *(rollouts[name] for name in names))
-        return rollouts.with_columns(shaped_reward=rewards, kl_coef=torch.full((len(rollouts),), self.kl_coef))
+        beta = torch.full((len(rollouts),), self.kl_coef or 0.0)
+        return rollouts.with_columns(shaped_reward=rewards, kl_coef=beta)
 
     def _evaluate(self, step: int) -> tuple[Rollouts | None, Metrics]:
         """Return this process's scored responses to the held-out prompts, and their metrics, if they are due."""
@@ -238,7 +239,9 @@ class RolloutTrainer(Trainer):
             self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
 
     def _record_training(self, step: int, rollouts: Rollouts) -> None:
-        rows = {"split": ["train"] * len(rollouts), "kl_coef": [self.kl_coef] * len(rollouts)}
+        rows: dict[str, Any] = {"split": ["train"] * len(rollouts)}
+        if self.kl_coef is not None:
+            rows["kl_coef"] = [self.kl_coef] * len(rollouts)
         self._record_rows(step, rollouts, self.batches.collector.prompts, rows)
 
     def _record_held_out(self, step: int, rollouts: Rollouts | None) -> None:
@@ -265,7 +268,7 @@ class RolloutTrainer(Trainer):
         metrics = done.metrics | averaged(done.updates)
         metrics["optim/learning_rate"] = info.learning_rate
         metrics["optim/mini_batches"] = float(len(done.updates))
-        if "kl/objective" in metrics and self.kl.target is not None:
+        if "kl/objective" in metrics and self.kl.target is not None and self.kl_coef is not None:
             responses = int(self.learner.processes.sum_tensor(torch.tensor(len(done.rollouts))))
             self.kl_coef = adapted_coefficient(
                 self.kl_coef, metrics["kl/objective"], self.kl.target, self.kl.horizon, responses

@@ -22,9 +22,9 @@ def settings_remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     importance = getattr(settings.algorithm, "importance", 0.0)
     if settings.sampling.max_staleness and not importance:
         notes.append("responses are sampled by older weights, and no importance weights correct for it")
-    weakness = settings.kl_use.weakness
-    if settings.kl.coef and weakness:
-        notes.append(weakness)
+    use = settings.kl_use
+    if settings.kl_coef and use and use.weakness:
+        notes.append(use.weakness)
     filters = settings.sampling.filters
     if filters:
         notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")

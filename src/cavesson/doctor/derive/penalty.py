@@ -56,6 +56,8 @@ class Fit(NamedTuple):
     how="token rewards or advantages beside log-ratios; its size, not its sign",
 )
 def kl_penalty(data: "RunData") -> Found:
+    if data.traits.get("kl_place", "unknown") is None:
+        return {"rows.kl_coef": lambda rows: np.zeros(len(rows))}
     fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else of_advantages(data.sample)
     name = clear(fits)
     if name is None or recorded_white(data):

@@ -149,7 +149,7 @@ def _uniform(data: RunData) -> float:
     cause="The share of distinct word pairs falls from {before} to {seen}: the policy says the same things in the same "
     "words.",
     healthy="distinct-2 over a fixed number of words: above {limit} times its start, or less than {drop} below it",
-    fix="raise kl.coef, sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
+    fix="[raise kl.coef, ]sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
     settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": at_least(1.0)},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse", "kl-explosion", "truncated", "reward-falls"],
@@ -270,7 +270,7 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     cause="Reward, length and KL rise together while the responses become more and more predictable (−log π {before} → "
     "{seen} nats per token): the policy repeats one safe form.",
     healthy="−log π per token, in nats: does not fall while reward, length and KL all rise",
-    fix="judge the run by KL, length and perplexity as well as by the reward; raise kl.coef",
+    fix="judge the run by KL, length and perplexity as well as by the reward[; raise kl.coef]",
     settings={"kl.coef": stronger, "kl.target": tighter},
     source="Secrets of RLHF 2307.04964",
     severity="note",

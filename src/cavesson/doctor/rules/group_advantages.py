@@ -33,13 +33,8 @@ HOW = (
     Phrase(": some have the wrong sign"),
     Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
 )
-RELATIVE = frozenset(
-    ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "gpg", "reinforce_plus_plus", "reinforce_plus_plus_baseline",
-     "group_norm", "dr_grpo", "reinforce_baseline", "reinforce"]
-)  # fmt: skip
-"""Estimators of verl and OpenRLHF that subtract a mean of the group or the step; opo and remax, for example, do not."""
 OTHER_BASELINE = Phrase(
-    "the settings name an estimator whose baseline is not the mean of a group or step, and the record does not have it"
+    "the algorithm has a baseline that is not the mean of a group or step, and the record does not have it"
 )
 UNLESS = Phrase(", unless the trainer subtracts another baseline on purpose, as OPO, ReMax and plain REINFORCE do")
 NO_WEIGHTS = Phrase("the reward has several parts, and their weights are not recorded")
@@ -88,8 +83,7 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     # TRL's table of completions does not have the weights; imported, the reward is the plain sum of its parts.
     if data.setting("format") == "trl" and len(rows.reward_parts) > 1:
         return Reading(float("nan"), False, undecided=NO_WEIGHTS)
-    estimator = data.setting("advantage_estimator")
-    if estimator is not None and estimator not in RELATIVE:
+    if not data.traits.get("relative", True):
         return Reading(float("nan"), False, undecided=OTHER_BASELINE)
     signal, advantage = _signal(data), rows["advantage"]
     whole = _whole(rows.group, signal, advantage)
@@ -109,8 +103,7 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     how = Phrase("")
     if first is not None:
         how = next((what for what, shown in zip(HOW, signs, strict=True) if np.mean(shown[steps >= first]) > 0.5), how)
-    known = estimator is not None or data.algorithm in ("grpo", "rloo")
-    words = {"how": how, "unless": Phrase("") if known else UNLESS}
+    words = {"how": how, "unless": Phrase("") if data.traits.get("relative") else UNLESS}
     seen = Share(np.median(points.after(first).value))
     evidence = data.step_evidence(points.step[bad])
     return Reading(seen, first is not None, first, evidence, words, Curve(points, high=limit))

@@ -1,5 +1,7 @@
 """Rules on the KL to the reference: its sign, its size, and its origin."""
 
+from typing import Any
+
 import numpy as np
 
 from cavesson.doctor.absent import in_raft, no_penalty
@@ -104,6 +106,7 @@ def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
 @rule(
     number=17,
     needs=["rows.kl_k1", "rows.length"],
+    traits=["kl_place"],
     severity="error",
     min_steps=5,
     title="The policy is rewarded for empty responses",
@@ -135,7 +138,7 @@ def stops_generating(data: RunData) -> Reading | None:
     healthy="KL per response: 0 to {limit} nats (long responses: up to {long} nats per token; short ones: at most "
     "{short} nats per token); {factor} times as much while the reward stays near its maximum, or any amount if there "
     "is no penalty either. A rise does not count if the last third of the run is in this range",
-    fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, return to the last good checkpoint",
+    fix="[raise kl.coef, ][or set kl.target, ]lower optimizer.learning_rate, return to the last good checkpoint",
     settings={"kl.coef": stronger, "kl.target": tighter, "optimizer.learning_rate": calmer},
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
     explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",
@@ -199,6 +202,7 @@ def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
 @rule(
     number=20,
     needs=["rows.kl_k1", "rows.kl_coef", "rows.reward"],
+    traits=["kl_place"],
     min_steps=5,
     title="The KL coefficient does not fit the reward's scale",
     cause="In standard deviations of the reward, {what} is {seen}{direction}.",
@@ -236,6 +240,7 @@ def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01
 @rule(
     number=21,
     needs=["steps.kl/coef|rows.kl_coef", LOGGED],
+    traits=["kl_place"],
     min_steps=10,
     title="The KL coefficient grows without effect",
     cause="The controller raised β by a factor of {seen}, but the KL did not fall: the policy changes faster than the "
@@ -307,9 +312,15 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     return estimates(log_ratio).get(estimator, np.zeros_like(log_ratio))
 
 
+def _sound(value: Any, data: RunData, reading: Reading) -> str:
+    """Return an estimator that has the gradient of the KL where it is used."""
+    return "k1" if data.setting("kl.place") == "reward" else "k3"
+
+
 @rule(
     number=71,
     needs=["info.kl.place", "info.kl.estimator", "rows.kl_coef", "tokens.logprob", "tokens.ref_logprob"],
+    traits=["kl_place"],
     title="The KL estimator does not hold the policy where it is used",
     cause="The KL goes into the {place} with the estimator {estimator}, whose gradient there is not the gradient of "
     "the KL. Only the part of it that changes sign with log π − log π_ref pulls the policy towards the reference: "
@@ -317,7 +328,7 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     healthy="pull of the estimator towards the reference where it is used, relative to that of the KL itself: at least "
     "{limit}",
     fix='in the reward, use k1[ (kl.estimator = "k1")][ (grpo.kl_estimator = "k1")]; in the loss, use k2 or k3',
-    settings={"kl.estimator": "k1", "rloo.kl_estimator": "k1", "grpo.kl_estimator": None},
+    settings={"kl.estimator": _sound, "grpo.kl_estimator": _sound},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
     absent=no_penalty,

@@ -16,8 +16,6 @@ from cavesson.doctor.series import Array, Series, earliest, since, smoothed, sta
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
-UNDIVIDED = ("token", "constant")
-"""Normalisations of the loss that do not divide by the length of each response."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 
 
@@ -156,7 +154,7 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, a biased critic or a negative KL "
     "favours short responses.",
     healthy="typical length, in tokens or, if none were recorded, in characters: above {limit} times its start",
-    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; a lower kl.coef if the penalty dominates',
+    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward[; a lower kl.coef if the penalty dominates]',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
     explains=["distinct-collapse", "entropy-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
               "kl-explosion", "echo-trap", "reward-exhausted", *CRITIC],
@@ -236,7 +234,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     number=52,
     needs=["rows.reward", "rows.length|rows.characters"],
     min_steps=20,
-    algorithms=["grpo"],
+    traits=["length_normalised"],
     training_only=True,
     title="Bad responses grow longer",
     cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: if each response's loss is "
@@ -250,10 +248,8 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
 )
 def length_bias(data: RunData) -> Reading | None:
     rows, (column, unit) = data.rows, length_column(data)
-    if data.algorithm is None and not repeated(rows):
-        return None  # without groups it is not GRPO
-    if data.setting("config.grpo.normalise") in UNDIVIDED:
-        return None
+    if not data.traits.get("length_normalised", repeated(rows)):
+        return None  # where it is not known, only GRPO, which has groups, is known to do it
     reward, length = within(rows, rows["reward"]), within(rows, rows[column])
     bad = np.where(reward < 0, length, np.nan)
     low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))

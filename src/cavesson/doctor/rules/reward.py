@@ -114,7 +114,7 @@ def _between(key: Array, value: Array) -> tuple[float, float, float]:
 @rule(
     number=46,
     needs=["rows.reward", "rows.group"],
-    algorithms=["grpo", "rloo"],
+    traits=["grouped"],
     training_only=True,
     title="All rewards in a group are equal",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
@@ -207,7 +207,7 @@ def _are_verdicts(reward: Array) -> Array:
     "exploits the reward's mistakes.",
     healthy="fall of the held-out reward from its maximum: below {limit} of its gain before, or no more than chance "
     "explains",
-    fix="return to the best checkpoint, raise kl.coef, use a larger reward model or several",
+    fix="return to the best checkpoint, [raise kl.coef, ]use a larger reward model or several",
     settings={"kl.coef": stronger, "kl.target": tighter},
     source="Gao et al. 2210.10760",
     training_only=True,

@@ -59,7 +59,7 @@ def _probable(data: RunData) -> Array:
     number=69,
     needs=["rows.reward", "rows.group"],
     min_steps=10,
-    algorithms=["grpo", "rloo"],
+    traits=["grouped"],
     training_only=True,
     title="The prompts are exhausted",
     cause="In {share} of the groups all responses now get the same high reward ({before} at the start): these prompts "

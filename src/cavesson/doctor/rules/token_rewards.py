@@ -42,6 +42,7 @@ SCALE = 0.002
 @rule(
     number=5,
     needs=["tokens.token_reward|rows.penalised_advantage", *PENALTY[1:]],
+    traits=["kl_place"],
     severity="error",
     title="The KL penalty has the wrong sign or size",
     cause="The penalty is −β·KL. Regressed on the recorded log-ratios, {what} give β = {found}, while the run's β is "
@@ -212,7 +213,7 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
     needs=["tokens.token_reward"],
     severity="error",
     min_steps=5,
-    algorithms=["ppo"],
+    traits=["critic"],
     title="Whitening takes the mean off the token rewards",
     cause="The token rewards are whitened, and in {seen} of the steps their mean is 0, more exactly than by chance: "
     "the whitening subtracts the mean of the step. Besides its penalty and score, every token {effect}.",

@@ -51,7 +51,7 @@ def ratio_blow_up(
     number=33,
     needs=["steps.policy/clip_fraction"],
     min_steps=5,
-    algorithms=["ppo", "grpo", "rloo"],
+    traits=["clipped"],
     title="Too many tokens are clipped",
     cause="{seen} of the tokens are outside the clip range: each update goes further than allowed, and clipped tokens "
     "have no gradient.",
@@ -66,7 +66,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     points = data.metric("policy/clip_fraction")
     if len(points) and not 0 <= points.value.min() <= points.value.max() <= 1:
         return None  # another definition of the clip fraction, such as per cent
-    high = sequences if data.setting("config.grpo.ratio") == "sequence" else limit
+    high = sequences if data.traits.get("ratio") == "sequence" else limit
     first = since(smoothed(points), smoothed(points).value > high, 5)
     return exceeding(data, points, first, high)
 
@@ -157,7 +157,7 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
     fix="whiten over the masks of all responses together, and over nothing else",
     source="The N implementation details of RLHF with PPO; rlprobe",
     explains=["update-kl-large", "clip-fraction-high"],
-    algorithms=["ppo"],
+    traits=["critic"],
     windows=True,
     absent=advantages_as_they_are,
 )
@@ -209,7 +209,7 @@ def _whole_steps(some: Rows, rows: Rows) -> Array:
     fix="check the sign of the advantages, and of the loss that they enter, on two tokens by hand",
     source="PPO 1707.06347, section 5; OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences)",
     explains=["kl-explosion", "update-kl-large", "clip-fraction-high", *RUNAWAY],
-    algorithms=["ppo"],
+    traits=["critic"],
     windows=True,
 )
 def advantage_sign(data: RunData, *, limit: float = Share(0.01)) -> Reading | None:

@@ -52,7 +52,7 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     number=40,
     needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     min_steps=12,
-    algorithms=["ppo"],
+    traits=["critic"],
     title="The critic does not fit the returns",
     cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
     "0 it is worse than their mean, and the advantages are noise.",
@@ -115,7 +115,7 @@ def _never_learns(data: RunData) -> bool:
     number=41,
     needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     severity="error",
-    algorithms=["ppo"],
+    traits=["critic"],
     title="The critic starts far from the returns",
     cause="At the first step, the values are {seen} standard deviations of the returns away from the returns: the "
     "value head is random, or was copied from a reward model with an offset.",
@@ -148,7 +148,7 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     number=42,
     needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     min_steps=12,
-    algorithms=["ppo"],
+    traits=["critic"],
     title="The critic gives the same value everywhere",
     cause="After its warm-up, the standard deviation of the values is {seen} times that of the returns: the value head "
     "is dead, or the gradient does not reach it.",
@@ -179,7 +179,7 @@ def value_constant(data: RunData, *, limit: float = 0.05) -> Reading | None:
     number=43,
     needs=["steps.loss/value"],
     min_steps=10,
-    algorithms=["ppo"],
+    traits=["critic"],
     title="The value loss spikes repeatedly",
     cause="The value loss repeatedly reaches up to {seen} times its median of the steps before.",
     healthy="value loss / running median: above {limit} in fewer than {steps} steps, or in less than {often} of the "
@@ -196,7 +196,7 @@ def value_loss_spike(
 @rule(
     number=44,
     needs=["info.config.ppo.lam", "rows.length"],
-    algorithms=["ppo"],
+    traits=["critic"],
     title="The reward fades before it reaches the first tokens",
     cause="With γ·λ = {decay} and {length} tokens, {seen} of the reward at the end reaches the first token of a "
     "response.",

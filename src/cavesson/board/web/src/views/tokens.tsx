@@ -75,12 +75,17 @@ export function Tokens() {
   );
 }
 
+/** What run.json says of the algorithm; older runs call its settings by its name. */
+interface RunInfo {
+  config?: Record<string, { gamma?: unknown } | undefined>;
+  section?: string;
+  algorithm?: string;
+}
+
 /** The discount of the run's settings; 1 where they do not say. */
 function useGamma(run: number): number {
-  const info = useResource<{ config?: Record<string, { gamma?: unknown } | undefined>; algorithm?: string }>(
-    address(`runs/${run}/info`),
-  ).data;
-  const gamma = info?.config?.[info.algorithm ?? ""]?.gamma;
+  const info = useResource<RunInfo>(address(`runs/${run}/info`)).data;
+  const gamma = info?.config?.[info.section ?? info.algorithm ?? ""]?.gamma;
   return typeof gamma === "number" ? gamma : 1;
 }
 
