@@ -24,7 +24,7 @@ from cavesson.doctor.derive.sufficient import ANY_TOKENS, smallest_sets
 from cavesson.doctor.diagnosis import Finding, diagnose
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.report.chart import drawn
-from cavesson.doctor.rule import Rule
+from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import language, limits_of, number
 
@@ -60,7 +60,7 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
     texts, limits = rule.texts, limits_of(rule)
     words = limits | (picture["words"] if picture else {})
     above = [other.name for other in RULES if rule.name in other.explains]
-    where = f"only in {', '.join(rule.algorithms)}" if rule.algorithms else "in every algorithm"
+    where = _where(rule)
     least = f"{rule.min_steps} steps" if rule.min_steps > 1 else "one step"
     parts = [
         f"# {texts.title}",
@@ -111,6 +111,11 @@ def _picture(rule: Rule, picture: dict[str, Any]) -> str:
     parts = [picture.get("curve"), f"a run with {planted}{since}", seen]
     caption = "*" + " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part) + "*"
     return f"![{rule.texts.title}](pictures/{rule.name}.svg)\n\n{caption}" if picture["drawn"] else caption
+
+
+def _where(rule: Rule) -> str:
+    needed = [str(APPLIES[trait]).removeprefix("applies to ") for trait in rule.traits]
+    return f"only for {' and '.join(needed)}" if needed else "in every algorithm"
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

@@ -55,7 +55,7 @@ class Algorithm(Settings):
     @property
     def traits(self) -> Traits:
         """What is true of the algorithm with these settings."""
-        return Traits()
+        return Traits(samples=False)
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights of all items of the batch."""
@@ -72,6 +72,10 @@ class Algorithm(Settings):
 
 class RolloutAlgorithm(Algorithm):
     """Learns from responses that the policy sampled: `credit` says what each token of them earned."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
 
     @property
     def max_batches(self) -> int:

@@ -40,7 +40,7 @@ class PPO(ImportanceAlgorithm):
 
     @property
     def traits(self) -> Traits:
-        return Traits(clipped=True, critic=True, kl_place="reward")
+        return Traits(clipped=True, ratio="token", critic=True, kl_place="reward")
 
     @property
     def reads_penalty(self) -> bool:

@@ -29,7 +29,7 @@ class BradleyTerry(Algorithm):
 
     @property
     def traits(self) -> Traits:
-        return Traits(classifier=True)
+        return Traits(samples=False, classifier=True)
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B]`: every pair counts once."""

@@ -7,9 +7,6 @@ from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.finding import Phrase
 from cavesson.doctor.readings import length_column
 
-OF_RESPONSES = ("grpo", "rloo", "raft")
-"""Algorithms that reward whole responses."""
-
 
 def no_penalty(data: RunData) -> Phrase | None:
     """Say that a run has no KL penalty, if its recorded coefficients are all 0."""
@@ -29,22 +26,31 @@ def not_in_rewards(data: RunData) -> Phrase | None:
 
 def no_token_rewards(data: RunData) -> Phrase | None:
     """Say that tokens have no rewards of their own, if the algorithm rewards responses or all advantages are alike."""
-    if not data.recorded("tokens.token_reward") and (data.algorithm in OF_RESPONSES or data.has_no_critic):
+    if not data.recorded("tokens.token_reward") and (data.traits.get("critic") is False or data.has_no_critic):
         return Phrase("judges the rewards of tokens; this run rewards whole responses")
     return None
 
 
-def in_raft(data: RunData) -> Phrase | None:
-    """Say that RAFT, which trains on chosen responses as on given ones, compares no two policies."""
-    raft = Phrase("RAFT trains on chosen responses; it has no reference and no probability ratio")
-    return raft if data.algorithm == "raft" else None
+def no_ratio(data: RunData) -> Phrase | None:
+    """Say that the loss compares no two policies, as that of RAFT, which trains on responses as if they were given."""
+    return Phrase("the loss has no probability ratio") if _has_no_ratio(data) else None
+
+
+def no_reference(data: RunData) -> Phrase | None:
+    """Say that a run has no reference, if the settings say so, or do not say that RAFT, say, has one after all."""
+    kind = data.setting("config.reference.kind", "none" if _has_no_ratio(data) else None)
+    return Phrase("the run has no reference") if kind == "none" else None
+
+
+def _has_no_ratio(data: RunData) -> bool:
+    return data.traits.get("ratio", "unknown") is None
 
 
 def other_reference(data: RunData) -> Phrase | None:
     """Say that the reference is another model by design, if the settings name one, or that there is none."""
     if data.setting("config.reference.path") is not None:
         return Phrase("the reference is another model than the initial policy, as the settings say")
-    return in_raft(data)
+    return no_reference(data)
 
 
 def not_whitened(data: RunData) -> Phrase | None:

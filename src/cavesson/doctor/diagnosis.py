@@ -21,8 +21,6 @@ from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
 NOTHING = Phrase("the run has nothing to measure")
-SUPERVISED = ("sft", "dpo", "reward-model", "reward")
-"""Algorithms that learn from given texts; TRL's reward trainer has another name."""
 NO_ROLLOUTS = Phrase("judges sampled responses; this run learns from given texts")
 HELD_OUT = Phrase("judges what training samples; this record has held-out responses only")
 SAME_TIME = 5
@@ -101,7 +99,7 @@ def _advised(data: RunData, finding: Finding) -> Finding:
 def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:
     """Return why a rule has no reading: what it lacks, unless the run cannot have what it looks for."""
     if out is None or out.lacking:
-        if data.algorithm in SUPERVISED and not len(data.rows):
+        if data.traits.get("samples") is False and not len(data.rows):
             return Skipped(rule.name, rule.number, NO_ROLLOUTS)
         if reason := rule.absent and rule.absent(data):
             return Skipped(rule.name, rule.number, reason)

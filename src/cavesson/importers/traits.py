@@ -10,14 +10,16 @@ _GROUP = {"grouped": True, "relative": True, "critic": False}
 _STEP = {"grouped": False, "relative": True, "critic": False}
 _OTHER_BASELINE = {"relative": False, "critic": False}
 _NO_ADVANTAGES = {"grouped": False, "critic": False, "clipped": False, "length_normalised": False}
+_EXAMPLES = _NO_ADVANTAGES | {"samples": False}
 _ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": _CRITIC,
     "grpo": _GROUP | {"clipped": True},
     "rloo": _GROUP | {"clipped": True, "length_normalised": False},
-    "raft": _NO_ADVANTAGES,
-    "sft": _NO_ADVANTAGES,
-    "dpo": _NO_ADVANTAGES,
-    "reward-model": _NO_ADVANTAGES | {"classifier": True},
+    "raft": _NO_ADVANTAGES | {"ratio": None},
+    "sft": _EXAMPLES,
+    "dpo": _EXAMPLES,
+    "reward-model": _EXAMPLES | {"classifier": True},
+    "reward": _EXAMPLES | {"classifier": True},
     "onlinedpo": _NO_ADVANTAGES,
     "nashmd": _NO_ADVANTAGES,
     "xpo": _NO_ADVANTAGES,

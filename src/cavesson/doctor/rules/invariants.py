@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from cavesson.doctor.absent import in_raft, other_reference
+from cavesson.doctor.absent import no_ratio, no_reference, other_reference
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.endings import named_ends, padding_of
 from cavesson.doctor.derive.versions import policy_changes
@@ -61,7 +61,7 @@ def is_exact(data: RunData) -> bool:
         "the ratio was measured in the first mini-batch, and is 1",
     ),
     windows=True,
-    absent=in_raft,
+    absent=no_ratio,
 )  # fmt: skip
 def ratio_not_one(
     data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
@@ -146,7 +146,7 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled", "reference-replaced"],
     disproof=Disproof(("steps.policy/approx_kl",), "the updates do not change the policy either"),
-    absent=in_raft,
+    absent=no_reference,
 )
 def reference_is_policy(
     data: RunData, *, limit: float = Share(0.99), updates: int = 5, equal: float = 1e-5
@@ -184,7 +184,7 @@ def reference_is_policy(
     "purpose, nothing is wrong",
     source="TRL issue 1340; own threshold",
     explains=["kl-flat"],
-    absent=in_raft,
+    absent=no_reference,
 )
 def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
     points = data.sample.mean_by_step(np.abs(data.sample["kl_k1"]))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.doctor.absent import in_raft, no_penalty
+from cavesson.doctor.absent import no_penalty, no_reference
 from cavesson.doctor.data import RunData
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
@@ -87,7 +87,7 @@ def sampled_before(data: RunData) -> bool:
         "older weights sampled the responses, and their own KL to the reference is not negative",
         sampled_before,
     ),
-    absent=in_raft,
+    absent=no_reference,
 )
 def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     points = objective(data)
@@ -186,7 +186,7 @@ def _free(data: RunData) -> bool:
     settings={"optimizer.learning_rate": lambda value, data, reading: max(value, USUAL_RATE)},
     source="rldoctor's default",
     explains=["value-constant", "value-not-fitting"],
-    absent=in_raft,
+    absent=no_reference,
 )
 def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     points = objective(data)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cavesson.doctor.absent import advantages_as_they_are, in_raft
+from cavesson.doctor.absent import advantages_as_they_are, no_ratio
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import whitened_alone
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
@@ -33,7 +33,7 @@ UNCLEAR, AGREE = 0.05, 0.9
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
-    absent=in_raft,
+    absent=no_ratio,
 )
 def ratio_blow_up(
     data: RunData, *, low: float = 0.3, high: float = 2.0, limit: float = 10.0, often: float = Share(0.02)
@@ -84,7 +84,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
     explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
-    absent=in_raft,
+    absent=no_ratio,
 )
 def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
     points, leaps = data.metric("policy/approx_kl"), data.metric("policy/estimated_kl")
