@@ -69,15 +69,15 @@ def test_a_rule_is_applied_where_it_belongs_and_there_is_enough(data):
 @pytest.mark.parametrize(
     ("info", "names"),
     [
-        ({}, ["grouped", "clipped", "kl_place"]),
-        ({"algorithm": "mine"}, ["grouped", "clipped", "kl_place"]),
+        ({}, ["grouped", "clipped", "kl-place"]),
+        ({"algorithm": "mine"}, ["grouped", "clipped", "kl-place"]),
         ({"algorithm": "mine", "traits": {"clipped": False, "kl_place": None}}, ["grouped"]),
         (
             {"algorithm": "ppo", "traits": {"grouped": True, "clipped": False, "kl_place": "loss"}},
-            ["grouped", "kl_place"],
+            ["grouped", "kl-place"],
         ),
-        ({"algorithm": "raft"}, ["kl_place"]),
-        ({"trainer": "verl", "config": {"algorithm": {"adv_estimator": "remax"}}}, ["clipped", "kl_place"]),
+        ({"algorithm": "raft"}, ["kl-place"]),
+        ({"trainer": "verl", "config": {"algorithm": {"adv_estimator": "remax"}}}, ["clipped", "kl-place"]),
     ],
 )
 def test_what_a_record_says_of_its_algorithm_decides_and_not_its_name(info, names, tmp_path):
