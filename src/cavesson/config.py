@@ -55,7 +55,7 @@ class Settings(BaseModel):
         return {name: "none" if value is None and name in words else value for name, value in values.items()}
 
     def refuse(self, name: str, why: str) -> None:
-        """Reject a setting that has no effect in combination with the others, unless it has its default value.
+        """Reject a setting that has no effect in combination with the others, unless it or its group has its default.
 
         Args:
             name: dotted name of the setting.
@@ -65,8 +65,8 @@ class Settings(BaseModel):
             SettingsError: the setting differs from its default.
         """
         *groups, last = name.split(".")
-        owner = reduce(getattr, groups, self)
-        if getattr(owner, last) != type(owner).model_fields[last].default:
+        owner = reduce(lambda group, part: group and getattr(group, part), groups, self)
+        if owner is not None and getattr(owner, last) != type(owner).model_fields[last].default:
             raise SettingsError(f"{name} has no effect {why}")
 
 

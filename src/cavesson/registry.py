@@ -1,5 +1,6 @@
-"""The algorithms by name. A new algorithm is a module in `algorithms/` and a line in this table."""
+"""The algorithms and the sampling engines by name. A new one is a module and a line in one of these tables."""
 
+from collections.abc import Mapping
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -29,6 +30,49 @@ ALGORITHMS = {
     "grpo": Entry("cavesson.algorithms.grpo", "GRPORun", "Reinforcement learning that compares a group of responses."),
     "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),
     "raft": Entry("cavesson.algorithms.raft", "RAFTRun", "Fine-tune on the best of the model's own responses."),
+}
+
+
+class EngineEntry(NamedTuple):
+    """An engine that samples: where it is built, and what it cannot do. All else asks this, and never its name."""
+
+    module: str
+    name: str
+    """of the function that builds it from `cavesson.train.engines.EngineParts`; it is imported on demand"""
+    cannot: Mapping[str, str] = {}
+    """settings of a run that have no effect with it, by their dotted names, and the end of the message that says so"""
+    local: bool = False
+    """it samples in the training process, from the policy's own weights and in its memory; otherwise in servers"""
+    exact: bool = False
+    """its log-probabilities are those of scoring, so that no importance weights are needed"""
+
+    def can(self, setting: str) -> bool:
+        """Return whether a setting, by its dotted name in a run, has an effect."""
+        return setting not in self.cannot
+
+    @property
+    def build(self) -> Any:
+        """The function that builds it."""
+        return getattr(import_module(self.module), self.name)
+
+
+ENGINES = {
+    "transformers": EngineEntry(
+        "cavesson.train.engines",
+        "transformers_engine",
+        dict.fromkeys(("sampling.servers", "sampling.vllm", "sampling.max_staleness"), 'without engine "vllm"'),
+        local=True,
+        exact=True,
+    ),
+    "vllm": EngineEntry(
+        "cavesson.train.engines",
+        "vllm_engine",
+        {
+            "sampling.batch_size": 'with engine "vllm", which forms its own batches',
+            "model.quantization": 'with sampling.engine "vllm", which would sample from other weights',
+            "model.lora.dora": 'with sampling.engine "vllm", which has no such adapters',
+        },
+    ),
 }
 
 

@@ -185,7 +185,7 @@ class RolloutRun(RunSettings):
         """The algorithm, with its cap of importance weights if that is not set."""
         algorithm = super().algorithm
         if isinstance(algorithm, ImportanceAlgorithm) and algorithm.importance is None:
-            return algorithm.model_copy(update={"importance": CAP if self.sampling.engine == "vllm" else 0.0})
+            return algorithm.model_copy(update={"importance": 0.0 if self.sampling.declared.exact else CAP})
         return algorithm
 
     @property
@@ -285,11 +285,10 @@ class RolloutRun(RunSettings):
                 f"checkpoint.updates {self.checkpoint.updates} has no effect with {total} optimiser steps per training "
                 "step (update.epochs · update.mini_batches); set it lower, or to 0"
             )
-        if self.sampling.engine == "vllm":
-            self.refuse("model.quantization", 'with sampling.engine "vllm", which would sample from other weights')
-            if self.model.lora is not None:
-                self.refuse("sampling.vllm.transfer", "with model.lora, as adapters are sent as files")
-                self.refuse("model.lora.dora", 'with sampling.engine "vllm", which has no such adapters')
+        for name, why in self.sampling.declared.cannot.items():
+            self.refuse(name, why)
+        if self.model.lora is not None:
+            self.refuse("sampling.vllm.transfer", "with model.lora, as adapters are sent as files")
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
         return self

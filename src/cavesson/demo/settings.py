@@ -18,7 +18,7 @@ def demo_settings(run: Path | None, flags: Sequence[str] = ()) -> PPORun:
         UserError: a flag is not valid for the demo.
     """
     settings = load(PPORun, RECIPE, [*flags, "--run", str(run or _free(Path("runs/demo")))])
-    if settings.sampling.engine != "transformers":
+    if not settings.sampling.declared.local:
         raise UserError("the demo samples with transformers; remove --sampling.engine")
     return settings
 

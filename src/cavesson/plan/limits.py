@@ -30,7 +30,7 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) ->
             f"{settings.section}.resample: a step samples and scores up to {most} batches, in up to {most} times the "
             "predicted time; one is predicted"
         )
-    if isinstance(settings, RolloutRun) and settings.sampling.engine == "vllm":
+    if isinstance(settings, RolloutRun) and not settings.sampling.declared.local:
         yield from _limits_of_vllm(settings, memory)
 
 

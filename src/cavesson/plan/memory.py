@@ -62,7 +62,7 @@ def rollout_memory(
             with run.begun(_vocabulary(policy), place.is_cpu, others):
                 for _ in range(run.steps):
                     cache = 0
-                    if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
+                    if settings.sampling.declared.local:  # servers have their weights and their cache elsewhere
                         cache = sample(run, policy, settings.sampling, prompts, largest.waiting)
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)

@@ -23,6 +23,7 @@ from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
+from cavesson.registry import ENGINES
 
 Run = RolloutRun | ExampleRun
 
@@ -81,7 +82,7 @@ class Predictor:
             rollouts = largest_rollouts(settings, self.data, self.processes)
             memory = rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
             times = rollout_times(settings, rollouts, memory, self.device, self.processes)
-            if settings.sampling.engine == "vllm":
+            if not settings.sampling.declared.local:
                 times |= vllm_times(settings, rollouts, memory, self.device, self.processes)
             overlaps = settings.sampling.max_staleness > 0
         else:
@@ -132,8 +133,8 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
         yield "model.dtype", "bfloat16"
     if settings.model.lora is None:
         yield "model.lora.rank", 16
-    if isinstance(settings, RolloutRun) and settings.sampling.engine == "transformers":
-        yield "sampling.engine", "vllm"
+    if isinstance(settings, RolloutRun) and settings.sampling.declared.local:
+        yield from (("sampling.engine", name) for name, engine in ENGINES.items() if not engine.local)
 
 
 def _other_micro_batches(settings: Run, processes: int) -> set[int]:

@@ -154,6 +154,9 @@ class Engine(Protocol):
     def sampling(self) -> AbstractContextManager[None]:
         """Hold what calls of `sample` need; all processes must enter it together, and may then sample on their own."""
 
+    def remarks(self) -> list[str]:
+        """Return notes for the user, such as on what makes sampling slower than it could be."""
+
     def rest(self) -> None:
         """Leave memory to others until `synchronise` is called again; all processes must call this together."""
 

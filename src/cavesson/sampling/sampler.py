@@ -112,6 +112,11 @@ class Sampler:
         """Keep all weights of the policy on every process meanwhile, if they are sharded."""
         return gathered(self.policy)
 
+    def remarks(self) -> list[str]:
+        """Return a note for the user if a GPU samples more slowly than it could."""
+        slow = self.decoding.unrecorded
+        return [] if slow is None else [f"sampling does not use a CUDA graph, which would be faster: {slow}"]
+
     def rest(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""
 

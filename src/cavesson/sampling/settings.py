@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
+from cavesson.registry import ENGINES, EngineEntry
 
 
 class DecodingSettings(Settings):
@@ -92,7 +93,7 @@ class VllmSettings(Settings):
 class SamplingSettings(DecodingSettings):
     """How responses are sampled, and by which engine."""
 
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: str = "transformers"
     """"transformers": the training process samples; "vllm": vLLM does, in a server"""
     servers: tuple[str, ...] = ()
     """URLs of running vLLM servers, such as "http://host:8000"; empty = the run starts one on this machine"""
@@ -105,7 +106,19 @@ class SamplingSettings(DecodingSettings):
     @property
     def starts_server(self) -> bool:
         """Whether the run starts its own vLLM server."""
-        return self.engine == "vllm" and not self.servers
+        return self.declared.can("sampling.servers") and not self.servers
+
+    @property
+    def declared(self) -> EngineEntry:
+        """What the engine cannot do."""
+        return ENGINES[self.engine]
+
+    @field_validator("engine")
+    @classmethod
+    def _known(cls, engine: str) -> str:
+        if engine not in ENGINES:
+            raise ValueError(f"there is no such engine; choose one of {', '.join(ENGINES)}")
+        return engine
 
     @field_validator("servers")
     @classmethod
@@ -124,11 +137,9 @@ class SamplingSettings(DecodingSettings):
 
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
-        if self.engine == "transformers":
-            for name in ("servers", "vllm", "max_staleness"):
-                self.refuse(name, 'without engine "vllm"')
-        else:
-            self.refuse("batch_size", 'with engine "vllm", which forms its own batches')
+        for name, why in self.declared.cannot.items():
+            if name.startswith("sampling."):
+                self.refuse(name.removeprefix("sampling."), why)
         for name in ("sleep", "python", "devices", "arguments") if self.servers else ():
             self.refuse(f"vllm.{name}", "with servers, which are running already")
         if self.max_staleness and self.vllm.sleep:

@@ -227,6 +227,10 @@ class VllmSampler:
             self._check(version)
         self.version = version
 
+    def remarks(self) -> list[str]:
+        """Return no notes: servers write their own."""
+        return []
+
     def rest(self) -> None:
         """Let the server sleep if the settings say so.
 

@@ -1,10 +1,8 @@
 """Building a trainer, ready for its first step, from settings."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,23 +30,21 @@ from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.fingerprint import object_fingerprints, settings_fingerprints
 from cavesson.rewards.shaping import Shaping
 from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
-from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.room import check_embedded
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.sampling.vllm_server import saved_model
 from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.scratch import Scratch
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
+from cavesson.train.engines import EngineParts
 from cavesson.train.held_out import HeldOut
 from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.remarks import ending_remarks, loading_remarks, sampling_remarks, settings_remarks
+from cavesson.train.remarks import ending_remarks, loading_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 
@@ -195,7 +191,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
             *settings_remarks(settings, prompts),
             *whole_reads,
             *ending_remarks(settings, tokenizer, sampler),
-            *sampling_remarks(sampler),
+            *sampler.remarks(),
         ],
     )
 
@@ -271,36 +267,9 @@ def _engine(
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
     longest = max(map(len, (*prompts.ids, *held_out)))
-    if sampling.engine == "transformers":
-        rows = len(processes.share(settings.batch_size))
-        # There may be more held-out prompts than a step has responses.
-        sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
-        sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
-        sampler.prepare(max(rows, len(processes.share(len(held_out)))), longest)
-        return sampler
-    size, lora = max(longest + sampling.longest, 8), settings.model.lora  # the probe of the weights is a few tokens
-    policy.eval()
-    check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
-    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
-    keys: tuple[str, ...] = ()
-    if sampling.starts_server and is_on_ray():
-        from cavesson.cluster.servers import start_servers
-
-        main = processes.is_main
-        started = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
-        urls, keys = zip(*started, strict=True)
-        sampling = sampling.model_copy(update={"servers": urls})
-    rank = lora.rank if lora is not None else None
-    if served and processes.device.type == "cuda" and not sampling.vllm.devices:
-        raise UserError(
-            "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
-            "with CUDA_VISIBLE_DEVICES"
-        )
-    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
-    folder = Path(served.name) if served else settings.run / "sampling"
-    if processes.is_main and not served:
-        shutil.rmtree(folder, ignore_errors=True)  # weights that a process was killed over; this one holds the run
-    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, bare, size, folder, server, keys)
+    parts = EngineParts(settings, sampling, policy, tokenizer, longest, len(held_out), processes, served, bare)
+    engine: Engine = sampling.declared.build(parts)
+    return engine
 
 
 def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:

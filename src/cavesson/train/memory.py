@@ -69,7 +69,7 @@ def less_memory(settings: RolloutRun | ExampleRun) -> str:
     sampling = settings.sampling if isinstance(settings, RolloutRun) else None
     if update.micro_batch_size != 1 and not update.in_backward:
         ways.append(f"a smaller update.micro_batch_size (now {update.micro_batch_size or 'all rows'})")
-    if sampling is not None and sampling.engine == "transformers" and sampling.batch_size != 1:
+    if sampling is not None and sampling.declared.can("sampling.batch_size") and sampling.batch_size != 1:
         ways.append(f"a smaller sampling.batch_size (now {sampling.batch_size or 'all responses'})")
     if not settings.model.gradient_checkpointing:
         ways.append("model.gradient_checkpointing = true")

@@ -11,7 +11,6 @@ from cavesson.models.mapped import is_mapped
 from cavesson.models.policy import Policy
 from cavesson.processes import Processes
 from cavesson.sampling.responses import Engine
-from cavesson.sampling.sampler import Sampler
 
 
 def settings_remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
@@ -52,13 +51,6 @@ def _prompt_remarks(prompts: PromptSet, name: str) -> list[str]:
             f"{len(overlong)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
         )
     return notes
-
-
-def sampling_remarks(sampler: Engine) -> list[str]:
-    """Return a note for the user if a GPU samples more slowly than it could."""
-    if not isinstance(sampler, Sampler) or sampler.decoding.unrecorded is None:
-        return []
-    return [f"sampling does not use a CUDA graph, which would be faster: {sampler.decoding.unrecorded}"]
 
 
 def loading_remarks(role: Any, processes: Processes) -> list[str]:

@@ -1,0 +1,83 @@
+"""Building the engines of `cavesson.registry.ENGINES`, ready to sample for a run."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import RolloutRun
+from cavesson.cluster.connection import is_on_ray
+from cavesson.errors import UserError
+from cavesson.models.policy import Policy
+from cavesson.processes import Processes
+from cavesson.sampling.decoding import check_scoring, full_passes
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.sampling.vllm import VllmSampler
+from cavesson.sampling.vllm_server import VllmServer
+from cavesson.scratch import Scratch
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is built from."""
+
+    settings: RolloutRun
+    sampling: SamplingSettings
+    """how to sample, with all texts at which responses end"""
+    policy: Policy
+    """in its place"""
+    tokenizer: PreTrainedTokenizerBase
+    longest: int
+    """tokens of the longest prompt"""
+    held_out: int
+    """number of held-out prompts"""
+    processes: Processes
+    served: Scratch | None
+    """the model for the server that this process must start, if it must"""
+    bare: Any
+    """the policy's model without its weights, if they are sharded"""
+
+
+def transformers_engine(parts: EngineParts) -> Sampler:
+    """Build the engine that samples with the policy itself, and check that what it samples will be scored correctly."""
+    settings, sampling, processes = parts.settings, parts.sampling, parts.processes
+    rows = len(processes.share(settings.batch_size))
+    # There may be more held-out prompts than a step has responses.
+    sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
+    sampler = Sampler(parts.policy, parts.tokenizer, sampling, settings.seed, is_scored=True)
+    sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
+    return sampler
+
+
+def vllm_engine(parts: EngineParts) -> VllmSampler:
+    """Build the engine that samples with vLLM servers, and start these if the run has to."""
+    settings, sampling, policy, processes = parts.settings, parts.sampling, parts.policy, parts.processes
+    # The probe of the weights is a few tokens.
+    size, lora, served = max(parts.longest + sampling.longest, 8), settings.model.lora, parts.served
+    policy.eval()
+    check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
+    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
+    keys: tuple[str, ...] = ()
+    if sampling.starts_server and is_on_ray():
+        from cavesson.cluster.servers import start_servers
+
+        main = processes.is_main
+        started = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
+        urls, keys = zip(*started, strict=True)
+        sampling = sampling.model_copy(update={"servers": urls})
+    rank = lora.rank if lora is not None else None
+    if served and processes.device.type == "cuda" and not sampling.vllm.devices:
+        raise UserError(
+            "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
+            "with CUDA_VISIBLE_DEVICES"
+        )
+    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
+    folder = Path(served.name) if served else settings.run / "sampling"
+    if processes.is_main and not served:
+        shutil.rmtree(folder, ignore_errors=True)  # weights that a process was killed over; this one holds the run
+    return VllmSampler(
+        policy, parts.tokenizer, sampling, settings.seed, processes, parts.bare, size, folder, server, keys
+    )
