@@ -328,7 +328,7 @@ def _sound(value: Any, data: RunData, reading: Reading) -> str:
     healthy="pull of the estimator towards the reference where it is used, relative to that of the KL itself: at least "
     "{limit}",
     fix='in the reward, use k1[ (kl.estimator = "k1")][ (grpo.kl_estimator = "k1")]; in the loss, use k2 or k3',
-    settings={"kl.estimator": _sound, "grpo.kl_estimator": _sound},
+    settings={"kl.estimator": _sound, "grpo.kl_estimator": _sound, "rloo.kl_estimator": _sound},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
     absent=no_penalty,
