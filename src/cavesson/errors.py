@@ -185,22 +185,19 @@ def user_code(what: str) -> Iterator[None]:
             exit_code = 0
         if isinstance(error, KeyboardInterrupt) and pressed:
             raise
-        raise UserCodeError(f"{what} raised {_in_a_line(error)}") from error
+        raise UserCodeError(f"{what} raised {in_a_line(error)}{place_of(error)}") from error
     finally:
         if os.getpid() != process:
             os._exit(exit_code)
 
 
-def _in_a_line(error: BaseException) -> str:
-    """Return the exception in one line, with its last location in the user's files.
-
-    The full exception stays available as the cause of the UserCodeError.
-    """
+def in_a_line(error: BaseException) -> str:
+    """Return the class and message of a user's exception in one line, shortened."""
     message = " ".join(_message(error).split())
     if len(message) > 300:
         message = f"{message[:300]}…"
     name = type(error).__name__
-    return (f"{name}: {message}" if message else name) + _place(error)
+    return f"{name}: {message}" if message else name
 
 
 def _message(error: BaseException) -> str:
@@ -211,7 +208,7 @@ def _message(error: BaseException) -> str:
         return ""
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the last location in the user's files, else in an installed package, or "" if there is neither.
 
     Frames of Cavesson and of Python's standard library are ignored.

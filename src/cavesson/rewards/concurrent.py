@@ -1,4 +1,4 @@
-"""Rewards that are `async`: all of a step run at the same time, in one event loop that lives as long as the process."""
+"""User code that is `async`, such as rewards: it runs in one event loop that lives as long as the process."""
 
 import asyncio
 import inspect
@@ -63,7 +63,7 @@ def awaited(calls: Mapping[str, Callable[[], Awaitable[T]]]) -> dict[str, T]:
     """
     if not calls:
         return {}
-    together = asyncio.run_coroutine_threadsafe(_together(calls), _loop())
+    together = asyncio.run_coroutine_threadsafe(_together(calls), event_loop())
     try:
         return together.result()
     except BaseException:
@@ -81,7 +81,8 @@ async def _together(calls: Mapping[str, Callable[[], Awaitable[T]]]) -> dict[str
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all user code that is `async`; it runs in its own thread."""
     loop = asyncio.new_event_loop()
 
     def run() -> None:
@@ -90,5 +91,5 @@ def _loop() -> asyncio.AbstractEventLoop:
             with suppress(KeyboardInterrupt, SystemExit):
                 loop.run_forever()
 
-    Thread(target=run, name="async-rewards", daemon=True).start()
+    Thread(target=run, name="async-user-code", daemon=True).start()
     return loop

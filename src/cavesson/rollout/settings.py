@@ -1,0 +1,52 @@
+"""Settings of environments and tools, and the limits of an episode."""
+
+from collections import Counter
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cavesson.config import Settings
+from cavesson.config_paths import FunctionName, full_function
+
+
+class EnvironmentSettings(Settings):
+    """The environment and the tools of an episode, and its limits."""
+
+    use: str | dict[str, str] | None = None
+    """your class, as file.py:Class or package.module:Class, or a table of several by name, from which the column
+    `environment` of the data chooses; none = no environment"""
+    tools: tuple[FunctionName, ...] = ()
+    """functions that the model may call, as file.py:function or package.module:function, with or without an
+    environment"""
+    max_turns: int | None = Field(None, ge=1)
+    """most turns of the assistant in an episode; none = no limit"""
+    max_tokens: int | None = Field(None, ge=1)
+    """most tokens of an episode after the first prompt, those of tools and of the user included; none = no limit"""
+    concurrency: int = Field(32, ge=1)
+    """episodes that call tools at the same time"""
+    timeout: float = Field(30.0, gt=0)
+    """seconds that a call of a tool, or of a method of the environment, may take"""
+    call_format: Literal["hermes", "llama3", "mistral"] | None = None
+    """how the model writes calls, if neither its tokenizer nor its chat template says so"""
+
+    @field_validator("use", mode="before")
+    @classmethod
+    def _full_names(cls, use: Any) -> Any:
+        names = use if isinstance(use, dict) else {} if use is None else {"": use}
+        if use == {} or any(not isinstance(one, str) or not one.rpartition(":")[0] for one in names.values()):
+            raise ValueError("write file.py:Class or package.module:Class, or a table of them")
+        return {key: full_function(one) for key, one in use.items()} if isinstance(use, dict) else full_function(use)
+
+    @field_validator("tools")
+    @classmethod
+    def _functions(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not one.rpartition(":")[0] for one in tools):
+            raise ValueError("write file.py:function or package.module:function")
+        return tools
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        name, times = next(iter(Counter(one.rpartition(":")[2] for one in self.tools).most_common(1)), ("", 0))
+        if times > 1:
+            raise ValueError(f"two tools are called {name!r}; rename one of them")
+        return self
