@@ -85,7 +85,8 @@ def test_each_instance_has_tools_of_its_own():
     one, two = environments.take(kind), environments.take(kind)
     assert one.environment is not two.environment
     assert one.tools["multiply"].function(a=2, b=3) == 6
-    assert (one.environment.total, two.environment.total) == (6, 0)
+    assert two.tools["multiply"].function(a=2, b=4) == 8
+    assert (one.environment.total, two.environment.total) == (6, 8)
     assert one.tools["search"].function is search
     assert one.tools["multiply"].schema == kind.tools["multiply"].schema
 

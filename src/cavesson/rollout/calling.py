@@ -82,14 +82,15 @@ class Caller:
     async def _answer(self, tools: Mapping[str, Tool], call: Call) -> Answered:
         problem = call.error or problem_of(tools, call.name, call.arguments)
         if problem is not None:
-            return Answered(_error_text(problem), 0.0, problem)
+            return _failed(problem, 0.0)
         what, function = f"the tool {call.name}", tools[call.name].function
         outcome, seconds = await self._limited(what, function, call.arguments, partial(as_text, what))
         if outcome.error is None:
             return Answered(outcome.value, seconds)
         cause = outcome.error.__cause__
-        seen = str(outcome.error) if cause is None else in_a_line(cause)
-        return Answered(_error_text(seen), seconds, seen if cause is None else f"{seen}{place_of(cause)}")
+        if cause is None:
+            return _failed(str(outcome.error), seconds)
+        return _failed(in_a_line(cause), seconds, place_of(cause))
 
     async def _result(
         self, what: str, function: Callable[..., Any], arguments: Mapping[str, Any], accept: Callable[[Any], T]
@@ -151,7 +152,7 @@ class Caller:
 
 
 def as_text(what: str, value: Any) -> str:
-    """Return what a tool returned as the text that the model reads: text as it is, anything else as JSON.
+    """Return what the user's code returned as the text that the model reads: text as it is, anything else as JSON.
 
     Raises:
         UserCodeError: it is neither.
@@ -165,8 +166,10 @@ def as_text(what: str, value: Any) -> str:
     return text
 
 
-def _error_text(message: str) -> str:
-    return json.dumps({"error": message.encode(errors="backslashreplace").decode()}, ensure_ascii=False)
+def _failed(message: str, seconds: float, place: str = "") -> Answered:
+    """Return what a call gave that failed; only the record has the place in the user's files."""
+    seen = message.encode(errors="backslashreplace").decode()  # a lone surrogate can be neither tokenised nor stored
+    return Answered(json.dumps({"error": seen}, ensure_ascii=False), seconds, f"{seen}{place}")
 
 
 def _in_a_thread(call: Callable[[], Any]) -> "asyncio.Future[Any]":

@@ -7,7 +7,7 @@ from typing import Any
 
 from cavesson.errors import UserCodeError, user_code
 from cavesson.rewards.answers import AnswerError, checked
-from cavesson.rollout.calling import Caller
+from cavesson.rollout.calling import Caller, as_text
 from cavesson.rollout.environments import Instance
 from cavesson.text.counting import counted
 
@@ -58,9 +58,11 @@ def _called(
 
 
 def _text(what: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
+    if value is None:
+        return None
+    if not isinstance(value, str):
         raise UserCodeError(f"{what} returned a value of type {type(value).__name__}; it must return text or None")
-    return value
+    return as_text(what, value)
 
 
 def _number(what: str, value: Any) -> float | None:

@@ -109,7 +109,7 @@ def _standard(schema: Any) -> Any:
         return [_standard(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    plain = {name: _standard(one) for name, one in schema.items() if (name, one) != ("nullable", True)}
+    plain = {name: _standard(one) for name, one in schema.items() if name != "nullable"}
     return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain
 
 
