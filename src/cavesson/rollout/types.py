@@ -10,6 +10,8 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
     error: str | None = None
     """Why it cannot be made (such as "cannot be parsed"), with the name and arguments as far as they are known."""
+    id: str | None = None
+    """The identifier that the model gave it, in formats that have one; its answer names it."""
 
 
 class Answered(NamedTuple):

@@ -1,0 +1,106 @@
+"""Chat templates with tokenizers that know their special tokens."""
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from cavesson.data.chat import Chat
+
+TEMPLATES = Path(__file__).with_name("templates")
+"""In the structure of public ones."""
+_SPECIAL = re.compile(r"<\|[^|>]+\|>|<｜[^｜]+｜>|\[/?[A-Z]+(?:_[A-Z]+)*\]|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What Qwen's tokenizers, and with other groups of digits Llama 3's, take for words."""
+_ORDINARY = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Added tokens that are not special."""
+END = {
+    "qwen2_5": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "qwen3_5_think": "<|im_end|>",
+    "smollm3": "<|im_end|>",
+    "hermes": "<|im_end|>",
+    "chatml": "<|im_end|>",
+    "internlm": "<|im_end|>",
+    "llama3_1": "<|eot_id|>",
+    "llama3_2": "<|eot_id|>",
+    "granite": "<|end_of_text|>",
+    "command_r": "<|END_OF_TURN_TOKEN|>",
+    "deepseekv3": "<｜end▁of▁sentence｜>",
+    "mistral_v3": "</s>",
+    "mistral_v7": "</s>",
+    "mistral_v13": "</s>",
+    "gptoss": "<|call|>",
+    "phi4": "<|end|>",
+    "phi3_5": "<|end|>",
+    "gemma3": "<end_of_turn>",
+    "glm4moe": "",
+}
+"""By what a turn ends; GLM ends it by the header of the next one."""
+
+
+def template(name: str) -> str:
+    """One of ours, or one that TRL ships as the models' authors wrote it."""
+    ours = TEMPLATES / f"{name}.jinja"
+    if ours.exists():
+        return ours.read_text()
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Bytes, some pairs of them, and the template's special tokens."""
+    source = template(name)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("o", "n"),
+        ("Ċ", "Ċ"),
+        ("a", "s"),
+        ('"', "}"),
+        ("}", "}"),
+        ("u", "s"),
+    ]
+    vocabulary = {piece: number for number, piece in enumerate([*alphabet, *("".join(pair) for pair in pairs)])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    eos = "</s>" if END[name] in ("<|end|>", "<|call|>", "") else END[name]
+    special = sorted({*_SPECIAL.findall(source), "<s>", "</s>", "<pad>", "<|user|>", "<|system|>", eos})
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, special=False) for token in _ORDINARY if token in source])
+    return FastTokenizer(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token=eos,
+        pad_token="<pad>",
+        chat_template=source,
+    )
+
+
+def chat(name: str, **options: object) -> Chat:
+    """A renderer with one of the templates."""
+    return Chat(tokenizer(name), options=options)
+
+
+_NUMBER = {"type": "integer", "description": "A number."}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "multiply",
+        "description": "Multiply two numbers.",
+        "parameters": {"type": "object", "properties": {"a": _NUMBER, "b": _NUMBER}, "required": ["a", "b"]},
+    },
+}
+"""A tool as chat templates take it."""
