@@ -106,7 +106,7 @@ def main(folder: str) -> None:
                 "response": [text.decode("latin-1") for text in texts],
                 "reward": rewards.tolist(),
             }
-            columns = {"token_id": ids[:, -T:], **scores, "mask": mask.bool()}
+            columns = {"token_id": ids[:, -T:], **scores, "attended": mask.bool()}
             recorder.rollouts(
                 step, {**rows, "kl_coef": [kl_coef] * B}, {name: c.numpy() for name, c in columns.items()}
             )

@@ -85,7 +85,7 @@ def test_nemo_rl(tmp_path):
     ]
     _, tokens = cavesson.open(tmp_path / "run").rollout(3, 0)
     assert tokens["token_id"].to_pylist() == [7, 8, 9, 4]
-    assert tokens["mask"].to_pylist() == [True, True, False, True]
+    assert tokens["learned"].to_pylist() == [True, True, False, True]
     assert tokens["logprob"].to_pylist() == [-1.25, -2.0, 0.0, -0.5]
     assert tokens["sampler_logprob"].to_pylist() == [-1.0, -2.0, 0.0, -0.5]
     assert tokens["advantage"].to_pylist() == [0.5] * 4

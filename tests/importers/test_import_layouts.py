@@ -63,7 +63,7 @@ def test_prime_rl_of_spring_2026(tmp_path):
     assert (row["prompt"], row["response"], row["ground_truth"]) == ("[user]\n2+2?", "[assistant]\n4", "4")
     assert dict(row["reward_parts"]) == {"correct": 1.0, "length": 7.0} and row["prompt_ids"] == [5, 6]
     assert tokens["token_id"].to_pylist() == [8, 9, 7, 4]
-    assert tokens["mask"].to_pylist() == [True, True, False, True]
+    assert tokens["learned"].to_pylist() == [True, True, False, True]
     assert tokens["sampler_logprob"].to_pylist() == [-0.5, -0.25, None, -1.0]
     # With the names of the columns, the steps are the same.
     import_run(tmp_path / "out", tmp_path / "mapped", columns={"response": "completion"})

@@ -57,7 +57,7 @@ def test_prime_rl(tmp_path):
     # From the first sampled token on; the template's and the tool's are masked.
     assert row["prompt_ids"] == [1, 2, 3]
     assert tokens["token_id"].to_pylist() == [4, 5, 6, 7, 8]
-    assert tokens["mask"].to_pylist() == [True, False, False, True, True]
+    assert tokens["learned"].to_pylist() == [True, False, False, True, True]
     assert tokens["sampler_logprob"].to_pylist() == [-0.5, None, None, -0.5, -0.5]
     assert tokens["ref_logprob"].to_pylist() == [-0.25, None, None, None, None]
     assert tokens["advantage"].to_pylist() == [1.5, None, None, 1.5, 1.5]
@@ -91,7 +91,7 @@ def test_odd_values_in_an_episode_do_not_end_the_import(tmp_path):
     import_run(tmp_path, tmp_path / "run")
     assert rows(tmp_path / "run", "response") == [("[assistant]\n1\nA\n5",)]
     tokens = cavesson.open(tmp_path / "run").rollout(7, 0)[1]
-    assert tokens["mask"].to_pylist() == [True, False]
+    assert tokens["learned"].to_pylist() == [True, False]
 
 
 def prime_update(trace: str, info: dict | None = None, **tokens: list) -> dict[str, Any]:

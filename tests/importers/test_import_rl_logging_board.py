@@ -91,7 +91,7 @@ def test_the_published_example_comes_back_unchanged(tmp_path):
     # Twelve of the thirteen tokens have numbers; the last is padding.
     assert row["length"] == 12
     assert row["kl_k1"] == pytest.approx(sum(EXAMPLE["logprobs"]) - sum(EXAMPLE["ref_logprobs"]), abs=1e-12)
-    assert tokens["mask"].to_pylist() == [True] * 12 + [False]
+    assert tokens["learned"].to_pylist() == [True] * 12 + [False]
     assert tokens["token"].to_pylist() == EXAMPLE["response_tokens"]
     assert tokens["logprob"].to_pylist() == [*EXAMPLE["logprobs"], None]
     assert tokens["value"].to_pylist() == [*EXAMPLE["values"], None]

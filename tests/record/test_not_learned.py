@@ -23,7 +23,7 @@ def tokens(ids, mask, texts=None):
         {
             "token_id": pa.array(ids, pa.int32()),
             "token": pa.array(texts or [None] * len(ids), pa.string()),
-            "mask": pa.array(mask, pa.bool_()),
+            "learned": pa.array(mask, pa.bool_()),
         }
     )
 

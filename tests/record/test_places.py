@@ -99,7 +99,7 @@ def test_tables_are_the_same_in_pandas_and_polars(place):
         assert run.pandas(name).columns.tolist() == run.polars(name).columns == table.column_names
         assert len(run.pandas(name)) == len(run.polars(name)) == table.num_rows > 0
     assert run.pandas("rows", ["step", "reward"])["reward"].tolist() == [0.0, 1.0]
-    assert run.polars("tokens", ["sample", "mask"], [0]).rows() == [(0, True), (1, True)]
+    assert run.polars("tokens", ["sample", "learned"], [0]).rows() == [(0, True), (1, True)]
     assert run.polars("rows")["reward_parts"].dtype == polars.List(
         polars.Struct({"key": polars.String, "value": polars.Float64})
     )

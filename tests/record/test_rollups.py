@@ -98,7 +98,7 @@ def test_what_follows_from_the_columns_of_a_token(folder):
 
 def test_padding_that_a_source_kept_counts_nowhere():
     rows = pa.table({"step": [0], "sample": [0], "reward": [1.0]})
-    tokens = pa.table({"step": [0] * 3, "sample": [0] * 3, "position": [0, 1, 2], "mask": [True, True, False]})
+    tokens = pa.table({"step": [0] * 3, "sample": [0] * 3, "position": [0, 1, 2], "learned": [True, True, False]})
     tokens = tokens.append_column("value", pa.array([1.0, 2.0, 99.0], pa.float32()))
     (value,) = rollups_of(rows, tokens).filter(pa.compute.field("column") == "value").to_pylist()
     assert (value["count"], value["sum"], value["max"], value["bin_sums"]) == (2, 3.0, 2.0, [3.0])

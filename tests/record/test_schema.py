@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from cavesson.record.rollups import ROLLUP_SCHEMA
-from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, arrow_schema
 from cavesson.record.statistics import STATISTICS
 
 
-@pytest.mark.parametrize("columns", [ROW_COLUMNS, TOKEN_COLUMNS, STEP_COLUMNS])
+@pytest.mark.parametrize("columns", [ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, STEP_COLUMNS])
 def test_schema_carries_name_type_doc_and_requiredness_of_every_column(columns):
     schema = arrow_schema(columns)
     assert len(set(schema.names)) == len(columns) == len(schema)
@@ -41,7 +41,9 @@ def documented(title: str) -> dict[str, tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize(("title", "columns"), [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS)])
+@pytest.mark.parametrize(
+    ("title", "columns"), [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS), ("turns", TURN_COLUMNS)]
+)
 def test_every_column_is_documented_as_it_is(title, columns):
     assert documented(title) == {c.name: (TYPES.get(str(c.type), str(c.type)), c.required) for c in columns}
 

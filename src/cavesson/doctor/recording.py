@@ -11,7 +11,7 @@ from cavesson.record.statistics import NEEDS
 
 DOCS = "docs/integrations.md#what-records-which-column"
 OWN_LOOP = Phrase("your own loop")
-ALWAYS = ("info.", "steps.step", "tokens.mask")
+ALWAYS = ("info.", "steps.step", "tokens.learned")
 """Needs for which a loop adds no column: settings; the step, which every call names; and which tokens are trained on,
 which are all where they come as lists."""
 
@@ -57,7 +57,7 @@ WAYS = (
         'from cavesson.integrations.trl import record\nrecord(trainer, "runs/mine")  # before trainer.train()',
         _columns(
             "split group prompt_ids reward reward_parts finish_reason policy_version kl_coef",
-            "token_id mask logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
+            "token_id learned logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
         ),
         {
             "rows.split": "eval_strategy other than no",
@@ -77,7 +77,7 @@ WAYS = (
         'record(trainer, "runs/mine")  # in main_ppo.py, before trainer.fit()',
         _columns(
             "group prompt_ids reward",
-            "token_id mask logprob ref_logprob sampler_logprob value token_reward advantage return",
+            "token_id learned logprob ref_logprob sampler_logprob value token_reward advantage return",
         ),
         {
             "tokens.ref_logprob": "algorithm.use_kl_in_reward=True or actor_rollout_ref.actor.use_kl_loss=True",
@@ -93,7 +93,7 @@ WAYS = (
         "# in ppo_trainer.py, after make_experience_batch",
         _columns(
             "group prompt_ids reward finish_reason",
-            "token_id mask logprob ref_logprob sampler_logprob value advantage return",
+            "token_id learned logprob ref_logprob sampler_logprob value advantage return",
         ),
         {
             "tokens.ref_logprob": "--algo.kl.init_coef above 0",
@@ -105,7 +105,7 @@ WAYS = (
         "NeMo RL",
         "nemo-rl",
         "cavesson import logs/exp_001 runs/mine  # train_data_step*.jsonl, which NeMo RL writes by default",
-        _columns("split group prompt_ids reward", "token_id mask logprob sampler_logprob advantage"),
+        _columns("split group prompt_ids reward", "token_id learned logprob sampler_logprob advantage"),
         {"rows.split": "grpo.val_period above 0"},
     ),
     Way(
@@ -122,7 +122,7 @@ WAYS = (
         "cavesson import RUN_DIR runs/mine  # the traces of the file monitor, which prime-rl writes by default",
         _columns(
             "split group prompt_ids reward reward_parts finish_reason",
-            "token_id mask logprob ref_logprob sampler_logprob entropy advantage",
+            "token_id learned logprob ref_logprob sampler_logprob entropy advantage",
         ),
         {
             "tokens.logprob": "prime-rl since September 2026",

@@ -95,8 +95,8 @@ class Sample:
 
     @cached_property
     def trained(self) -> Array:
-        """[N] whether a token is trained on; all are if the record has no mask."""
-        return read_only(np.asarray(self["mask"] != 0))
+        """[N] whether a token is trained on; all are if the record does not say."""
+        return read_only(np.asarray(self["learned"] != 0))
 
     @cached_property
     def position(self) -> Array:

@@ -38,6 +38,4 @@ def portions(counts: dict[int, int]) -> Iterator[list[int]]:
 
 def schemas(run: Run, kind: Kind) -> list[pa.Schema]:
     """Return the schemas of all files of a kind."""
-    return run.consistent(
-        lambda found: [run.storage.parquet(segment.name(kind)).schema_arrow for segment in found.rows]
-    )
+    return run.consistent(lambda found: [run.read(segment, kind, count=0).schema for segment in found.rows])

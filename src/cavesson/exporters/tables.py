@@ -13,7 +13,7 @@ from cavesson.importers.fields import to_json
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
-from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind
 from cavesson.record.storage import Location
 from cavesson.text.spreadsheet import cell
@@ -24,11 +24,11 @@ Format = Literal["csv", "jsonl", "parquet"]
 def export(
     place: Location, out_folder: Path, allow_remote: bool = False, *, format: Format, quote_formulas: bool = False
 ) -> int:
-    """Write ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and return the number of rollouts.
+    """Write ``rows``, ``tokens``, ``turns``, ``steps`` and ``vocabulary`` as files; return the number of rollouts.
 
-    The tables are those of docs/record.md, with all their columns and every value as recorded. Values that were not
-    measured are null: in CSV, an empty cell without quotes (an empty text is ``""``); in JSON, the key is absent. Lists
-    and maps are written as JSON in CSV.
+    There is a file of turns if the record has any. The tables are those of docs/record.md, with all their columns and
+    every value as recorded. Values that were not measured are null: in CSV, an empty cell without quotes (an empty text
+    is ``""``); in JSON, the key is absent. Lists and maps are written as JSON in CSV.
 
     Args:
         place: Run folder to read, or a URL.
@@ -49,8 +49,10 @@ def export(
             columns = (table.select(schema.names).cast(schema) for table in tables)
             _WRITERS[format](folder / f"{name}.{format}", schema, columns, quote_formulas)
 
-        kinds: list[tuple[Kind, Sequence[Column]]] = [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS)]
-        for kind, declared in kinds:
+        kinds: dict[Kind, Sequence[Column]] = {"rows": ROW_COLUMNS, "tokens": TOKEN_COLUMNS}
+        if run.has_turns():
+            kinds["turns"] = TURN_COLUMNS
+        for kind, declared in kinds.items():
             tables = (run.arrow(kind, steps=steps) for steps in portions(counts))
             write(kind, _schema(run, kind, declared), tables)
         for name, table in (("steps", metrics), ("vocabulary", run.vocabulary)):

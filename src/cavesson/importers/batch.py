@@ -121,7 +121,7 @@ class RolloutBuffer:
         # In the order of the record, so that no large table has to be sorted later.
         held.sort(key=lambda one: (one[0].step, -1 if (group := one[0].row.get("group")) is None else group, one[1]))
         rollouts, samples = zip(*held, strict=True)
-        return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))
+        return write_uncommitted(self._folder, 0, tables_of(rollouts, samples))
 
 
 def _size(rollout: ImportedRollout) -> int:

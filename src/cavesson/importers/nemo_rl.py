@@ -39,7 +39,7 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     row["group"] = group_of(row["prompt"])
     if prompt_ids is not None:
         row["prompt_ids"] = prompt_ids
-    real = tokens["mask"].size if tokens else 0
+    real = tokens["learned"].size if tokens else 0
     row = with_rest(row, flat, ("rewards", "content", "idx", *used), place)
     return [ImportedRollout(int(name[2]), row, tokens, real)]
 
@@ -61,7 +61,7 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
     start = sampled.index(True) if True in sampled else end
     packed: dict[str, Values | None] = {
         "token_id": pack_whole(ids[start:end], low=0),
-        "mask": pack_whole([int(v) for v in sampled[start:]]),
+        "learned": pack_whole([int(v) for v in sampled[start:]]),
     }
     used = ["token_ids", "token_loss_mask", "input_lengths"]
     for key, name in TOKEN_KEYS.items():

@@ -22,7 +22,8 @@ from cavesson.importers.packing import Values, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.samples import samples_of
 from cavesson.importers.steps import NUMBER, found_step, step_by_pattern
-from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column
+from cavesson.record.former import FORMER
+from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, Column
 from cavesson.record.statistics import STATISTICS
 
 _FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS}
@@ -43,6 +44,7 @@ def mapped(columns: Mapping[str, str]) -> Format:
     Raises:
         UserError: A name is not a column of the record.
     """
+    columns = {FORMER.get(name, name): column for name, column in columns.items()}
     known = _IN_ROWS.keys() | _IN_TOKENS.keys()
     if unknown := {name for name in columns if name not in known and not name.startswith(_PART)}:
         raise UserError(
@@ -91,6 +93,8 @@ def _rollout(
     names: Mapping[str, str], given: Collection[str], record: dict[str, Any], place: Origin
 ) -> ImportedRollout:
     """Return the rollout of a record; values that do not fit their columns are kept in ``extra``."""
+    earlier = {now: name for name, now in FORMER.items() if name in record and names[now] not in record}
+    names = {**names, **earlier}
     step, remarks = _step(names["step"], record, place)
     values = {name: value for name, column in names.items() if (value := pick(record, column)) is not None}
     row, tokens = _row(values, names, place), _tokens(values)
@@ -160,6 +164,8 @@ _BOUNDS = {pa.int32(): (-(2**31), 2**31 - 1), pa.int64(): (-(2**63), 2**63 - 1)}
 def _tokens(values: Mapping[str, Any]) -> dict[str, Values]:
     """Return the columns of tokens; a list in the place of the reward is one if it has a number for each token."""
     packed = {name: pack_column(column.type, values.get(name)) for name, column in _IN_TOKENS.items()}
+    if not {*SOURCES, None}.issuperset(values["source"] if packed["source"] is not None else ()):
+        packed["source"] = None
     tokens = {name: value for name, value in packed.items() if value is not None}
     scores = pack_column(_IN_TOKENS["token_reward"].type, values.get("reward"))
     if scores is not None and "token_reward" not in tokens and scores.size in {value.size for value in tokens.values()}:

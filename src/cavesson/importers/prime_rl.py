@@ -129,7 +129,7 @@ def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
     if True not in sampled:
         return {}, ids
     start = sampled.index(True)
-    packed = {"token_id": pack_whole(ids[start:]), "mask": pack_whole([int(value) for value in sampled[start:]])}
+    packed = {"token_id": pack_whole(ids[start:]), "learned": pack_whole([int(value) for value in sampled[start:]])}
     columns = {name: _spread(path, key) for key, name in SAMPLED.items()}
     packed |= {name: pack(values[start:]) for name, values in columns.items() if values is not None}
     tokens: dict[str, Values] = {}

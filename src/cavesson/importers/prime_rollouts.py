@@ -64,7 +64,7 @@ def _tokens(turns: Sequence[Any]) -> tuple[dict[str, Values], list[int] | None]:
         mask += [0] * between + [int(value) for value in turn["completion_mask"]]
         logprobs += [None] * between + turn["completion_logprobs"]
     start = len(first)
-    packed = {"token_id": pack_whole(ids[start:]), "mask": pack_whole(mask[start:])}
+    packed = {"token_id": pack_whole(ids[start:]), "learned": pack_whole(mask[start:])}
     packed["sampler_logprob"] = pack(logprobs[start:])
     tokens: dict[str, Values] = {name: values for name, values in packed.items() if values is not None and values.size}
     return (tokens, first) if "token_id" in tokens else ({}, None)

@@ -65,7 +65,7 @@ class ImportedRollout(NamedTuple):
     row: dict[str, Any]
     """Columns of the record's rows that the source gives; ``prompt`` and ``response`` may be known as ids only."""
     tokens: dict[str, Values]
-    """Columns of the record's tokens, each as long as it came; ``mask`` where some before the end were not learned."""
+    """Columns of the record's tokens, each as long as it came; ``learned`` where some before the end were not."""
     real: int
     """How many tokens, from the first, are not padding."""
     remarks: tuple[str, ...] = ()

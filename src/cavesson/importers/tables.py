@@ -11,11 +11,12 @@ from cavesson.importers.packing import PackedNumbers, PackedTexts, Values
 from cavesson.importers.rollout import ImportedRollout
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.statistics import NEEDS, rollout_statistics
+from cavesson.record.tables import Tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> Tables:
     """Return the rows and the tokens of ``rollouts``, in their order.
 
     Args:
@@ -26,22 +27,22 @@ def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> tu
     index = np.repeat(np.arange(len(rollouts)), sizes)
     position = np.arange(len(index)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     real = np.array([r.real for r in rollouts], np.int64)
-    mask = position < real[index]
+    learned = position < real[index]
     flat: dict[str, pa.Array] = {}
     given = set().union(*(r.tokens for r in rollouts))
     for column in TOKEN_COLUMNS:
         if column.name in given:
             flat[column.name] = _flat([r.tokens.get(column.name) for r in rollouts], sizes, column)
-    if "mask" in flat:
-        lacks = np.array(["mask" not in r.tokens for r in rollouts])  # all of these tokens were trained on
-        mask &= lacks[index] | flat["mask"].to_numpy(zero_copy_only=False).astype(bool)
-    statistics = _statistics(index, mask, flat, sizes)
+    if "learned" in flat:
+        lacks = np.array(["learned" not in r.tokens for r in rollouts])  # all of these tokens were trained on
+        learned &= lacks[index] | flat["learned"].to_numpy(zero_copy_only=False).astype(bool)
+    statistics = _statistics(index, learned, flat, sizes)
     step = np.array([r.step for r in rollouts], np.int32)
     sample = np.asarray(samples, np.int32)
     flat |= {name: pa.array(np.repeat(keys, sizes)) for name, keys in (("step", step), ("sample", sample))}
-    flat["mask"] = pa.array(mask)
+    flat["learned"] = pa.array(learned)
     flat["position"] = pa.array(position.astype(np.int32))
-    return _table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics), _table(TOKEN_COLUMNS, flat)
+    return Tables(_table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics), _table(TOKEN_COLUMNS, flat))
 
 
 def _rows(rollouts: Sequence[ImportedRollout], step: Array, sample: Array) -> dict[str, pa.Array]:
@@ -106,10 +107,10 @@ def _texts(found: Sequence[PackedTexts], missing: Array, place: Array | slice) -
     return pa.Array.from_buffers(pa.string(), len(missing), buffers)
 
 
-def _statistics(index: Array, mask: Array, flat: Mapping[str, pa.Array], sizes: Array) -> dict[str, pa.Array]:
+def _statistics(index: Array, learned: Array, flat: Mapping[str, pa.Array], sizes: Array) -> dict[str, pa.Array]:
     """Return the statistics of the rows, each null for rollouts that lack one of the values in ``NEEDS``."""
     count = len(sizes)
-    chosen = slice(None) if mask.all() else mask
+    chosen = slice(None) if learned.all() else learned
     real = index[chosen]
     columns, lacking = {}, {}
     for name in {name for names in NEEDS.values() for name in names}:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from cavesson.record.former import current
 from cavesson.record.merging import in_order, merge_rollouts, merge_steps, write_large
 from cavesson.record.run_folder import attempts
 from cavesson.record.segments import (
@@ -28,6 +29,7 @@ from cavesson.record.segments import (
     write_manifest,
 )
 from cavesson.record.storage import Location, Storage, storage
+from cavesson.record.tables import NO_TURNS, Tables
 
 WAITING = 256
 """Files of rows and of metrics that a recorder lets gather before it merges them."""
@@ -119,7 +121,7 @@ def _committed(found: Listing) -> set[tuple[Kind, str]]:
     return {(kind, segment.stem) for kind, segments in _by_kind(found) for segment in segments}
 
 
-def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table) -> None:
+def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table, turns: pa.Table = NO_TURNS) -> None:
     """Write rollouts of any steps as one large segment, for callers that have many of them at once.
 
     Args:
@@ -127,18 +129,19 @@ def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Tab
         attempt: Number that ``begin_attempt`` returned.
         rows: Columns of ``ROW_COLUMNS``; with ``step``, ``sample`` must be new to the record.
         tokens: Their tokens, columns of ``TOKEN_COLUMNS``.
+        turns: Their turns, columns of ``TURN_COLUMNS``; none if they are unknown.
     """
-    commit(place, [write_uncommitted(place, attempt, rows, tokens)])
+    commit(place, [write_uncommitted(place, attempt, Tables(rows, current(tokens), turns))])
 
 
-def write_uncommitted(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table) -> Segment:
+def write_uncommitted(place: Location, attempt: int, tables: Tables) -> Segment:
     """Like ``write_rollouts``, but readers see the segment only after ``commit`` is called with it."""
     files = storage(place)
-    steps = rows["step"].to_numpy()
+    steps = tables.rows["step"].to_numpy()
     first, last = int(steps.min()), int(steps.max())
     stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{_label('all')}"
-    write_large(files, stem, *in_order(rows, tokens))
-    return Segment(first, last, last + 1, attempt, None, stem, rows.num_rows)
+    write_large(files, stem, in_order(tables))
+    return Segment(first, last, last + 1, attempt, None, stem, tables.rows.num_rows)
 
 
 def commit(place: Location, segments: Sequence[Segment]) -> None:
@@ -229,7 +232,7 @@ def _delete_orphans(files: Storage, rank: int | None) -> None:
     """Delete large files of this writer that no manifest names, left behind when it was killed."""
     writer = "all" if rank is None else f"{rank:04d}"
     own = re.compile(
-        rf"\.?(?:rows|tokens|rollups|steps)-(c-\d+-\d+-\d+-{writer}-([0-9a-f]{{8}})\w+)\.parquet(?:\.\w+)?"
+        rf"\.?(?:rows|tokens|turns|rollups|steps)-(c-\d+-\d+-\d+-{writer}-([0-9a-f]{{8}})\w+)\.parquet(?:\.\w+)?"
     )
     found = listing(files)
     known = {segment.stem for m in found.manifests for segments in m.outputs.values() for segment in segments}
@@ -243,7 +246,7 @@ def _delete_orphans(files: Storage, rank: int | None) -> None:
 def _delete(files: Storage, segments: set[tuple[Kind, str]], names: list[str]) -> None:
     """Delete those files of segments that exist, the committing ones first: without its rows, a segment is gone."""
     for kind, stem in segments:
-        kinds: tuple[Kind, ...] = ("rows", "tokens", "rollups") if kind == "rows" else ("steps",)
+        kinds: tuple[Kind, ...] = ("rows", "tokens", "turns", "rollups") if kind == "rows" else ("steps",)
         for name in (file_name(each, stem) for each in kinds):
             if name.removeprefix("record/") in names:
                 files.delete(name)

@@ -9,12 +9,24 @@ from cavesson.errors import UserError
 from cavesson.record.keys import rollout_keys
 from cavesson.record.lines import lines_at_places, lines_of_keys, lines_of_steps
 from cavesson.record.precision import Array
-from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, arrow_schema
-from cavesson.record.segments import LiveSegments, Segment, union, with_steps
+from cavesson.record.schema import (
+    PLACE_COLUMNS,
+    ROW_COLUMNS,
+    TOKEN_COLUMNS,
+    TOKEN_PLACES,
+    TURN_COLUMNS,
+    TURN_PLACES,
+    Column,
+    arrow_schema,
+)
+from cavesson.record.segments import Kind, LiveSegments, Segment, union, with_steps
 from cavesson.record.storage import Storage
 from cavesson.text.counting import counted
 
-_PLACES = [column.name for column in PLACE_COLUMNS]
+OF_ROLLOUT: dict[Kind, tuple[Sequence[Column], Sequence[Column]]] = {
+    "tokens": (TOKEN_COLUMNS, TOKEN_PLACES), "turns": (TURN_COLUMNS, TURN_PLACES)
+}  # fmt: skip
+"""What a rollout consists of: its columns, and those of its rows that say where it is."""
 
 
 def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
@@ -39,13 +51,15 @@ def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int
     return union(*tables).take(first[place])
 
 
-def fetched_tokens(storage: Storage, found: LiveSegments, keys: Array) -> pa.Table:
-    """Return the tokens of some rollouts, unordered; ``keys`` are those of ``rollout_keys``, ascending."""
-    parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
+def fetched_lines(storage: Storage, found: LiveSegments, kind: Kind, keys: Array) -> pa.Table:
+    """Return the tokens or turns of some rollouts, unordered; ``keys`` are those of ``rollout_keys``, ascending."""
+    columns, places = OF_ROLLOUT[kind]
+    names = [column.name for column in places]
+    parts = [arrow_schema(columns).empty_table()]
     for segment in with_steps(found.rows, np.unique(keys >> 32).tolist()):
-        tables, _ = lines_of_keys(storage, segment, _PLACES, keys)
-        if tables:
-            parts.append(_tokens_in(storage, segment, keys, union(*tables)))
+        tables, _ = lines_of_keys(storage, segment, names, keys)
+        if tables and (kind == "tokens" or tables[0].num_columns):
+            parts.append(_lines_in(storage, segment, kind, keys, union(*tables)))
     return union(*parts)
 
 
@@ -54,16 +68,19 @@ def _rollouts_of(storage: Storage, found: LiveSegments, step: int) -> int:
     return sum(lines_of_steps(storage, segment, "rows", ["sample"], {step}).num_rows for segment in segments)
 
 
-def _tokens_in(storage: Storage, segment: Segment, keys: Array, places: pa.Table) -> pa.Table:
-    """Return the tokens that one segment has of the rollouts, using their recorded places if there are any."""
+def _lines_in(storage: Storage, segment: Segment, kind: Kind, keys: Array, places: pa.Table) -> pa.Table:
+    """Return the tokens or turns that one segment has of the rollouts, using their recorded places if there are any."""
 
-    def wanted(tokens: pa.Table) -> pa.Table:
-        return tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys)))
+    def wanted(lines: pa.Table) -> pa.Table:
+        return lines.filter(pa.array(np.isin(rollout_keys(lines), keys)))
 
-    if set(places.column_names) == set(_PLACES) and not any(column.null_count for column in places.columns):
-        start, count = (places[name].to_numpy() for name in _PLACES)
-        tokens = wanted(lines_at_places(storage, segment, "tokens", start, count))
-        if tokens.num_rows == count.sum():
-            return tokens
+    names = [column.name for column in OF_ROLLOUT[kind][1]]
+    if set(places.column_names) == set(names):
+        there = places.drop_null()
+        start, count = (there[name].to_numpy() for name in names)
+        if len(there) == len(places) or kind == "turns":  # only tokens can be there without a place, in older records
+            lines = wanted(lines_at_places(storage, segment, kind, start, count))
+            if lines.num_rows == count.sum():
+                return lines
     # An older record lacks the places of the tokens, or rollouts have just been added to the step.
-    return wanted(lines_of_steps(storage, segment, "tokens", None, np.unique(keys >> 32).tolist()))
+    return wanted(lines_of_steps(storage, segment, kind, None, np.unique(keys >> 32).tolist()))

@@ -1,17 +1,21 @@
 """What a caller gives a recorder, and its checks."""
 
+import itertools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from cavesson.record.padding import padded
 from cavesson.record.precision import Array
-from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
+from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
 from cavesson.record.statistics import STATISTICS
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
 GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
+GIVEN_TURNS = [column.name for column in TURN_COLUMNS if column.name not in ("step", "attempt", "rank")]
 
 
 def check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
@@ -21,17 +25,103 @@ def check_names(what: str, given: Mapping[str, Any], known: Iterable[str], requi
         raise ValueError(f"{what} are missing the required column {min(missing)!r}")
 
 
-def check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
-    mask, samples = tokens["mask"], rows["sample"]
-    if not isinstance(mask, np.ndarray):
-        raise ValueError("mask is not an array, expected bool [B, T]; with a list of tokens per response, leave it out")
-    if mask.ndim != 2 or mask.dtype != np.bool_:
-        raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, expected bool [B, T]")
-    for name, values in rows.items():
-        if len(values) != len(mask):
-            raise ValueError(f"rows column {name!r} has {len(values)} entries, mask has {len(mask)}")
+def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] | Array]) -> dict[str, Array]:
+    """Return token columns as [B, T] arrays, among them ``attended`` and ``learned``; ``source`` has codes.
+
+    Raises:
+        ValueError: A column is unknown or has the wrong shape or type, or a sample occurs twice.
+    """
+    check_names("tokens", tokens, [*GIVEN_TOKENS, "attended", "mask"], set())
+    called = "mask" if "mask" in tokens else "attended"
+    given = dict(tokens)
+    if "mask" in given:
+        if clash := given.keys() & {"attended", "learned"}:
+            raise ValueError(f"tokens have {min(clash)!r} and 'mask', the earlier name of 'attended': leave out 'mask'")
+        given["attended"] = given["learned"] = given.pop("mask")
+    if "attended" not in given:
+        given = padded(given, len(rows["prompt"]))
+    given.setdefault("learned", given["attended"])
+    _check_shapes(given, called)
+    _check_rows(rows, len(given["attended"]), called)
+    if (given["learned"] & ~given["attended"]).any():
+        raise ValueError("learned is true on tokens that attended leaves out")
+    if "source" in given:
+        given["source"] = _source_codes(given["source"], given["attended"])
+    return given
+
+
+def _check_shapes(tokens: Mapping[str, Array], called: str) -> None:
+    attended = tokens["attended"]
+    if not isinstance(attended, np.ndarray):
+        raise ValueError(
+            f"{called} is not an array, expected bool [B, T]; with a list of tokens per response, leave it out"
+        )
+    for name, array in ((called, attended), ("learned", tokens["learned"])):
+        if np.ndim(array) != 2 or array.dtype != np.bool_:
+            raise ValueError(f"{name} is {array.dtype} of shape {np.shape(array)}, expected bool [B, T]")
     for name, array in tokens.items():
-        if array.shape != mask.shape:
-            raise ValueError(f"tokens column {name!r} has shape {array.shape}, mask has {mask.shape}")
-    if len(np.unique(np.asarray(samples))) != len(samples):
+        if array.shape != attended.shape:
+            raise ValueError(f"tokens column {name!r} has shape {array.shape}, {called} has {attended.shape}")
+
+
+def _check_rows(rows: Mapping[str, Sequence[Any] | Array], count: int, called: str) -> None:
+    for name, values in rows.items():
+        if len(values) != count:
+            raise ValueError(f"rows column {name!r} has {len(values)} entries, {called} has {count}")
+    if len(np.unique(np.asarray(rows["sample"]))) != len(rows["sample"]):
         raise ValueError("rows column 'sample' names a rollout twice; with step it is the key")
+
+
+def _source_codes(source: Array, attended: Array) -> Array:
+    """Return [B, T] codes of sources that are given as names or as codes; −1 where one is unknown (None)."""
+    codes: Array = np.zeros(attended.shape, np.int8)
+    given = source[attended]
+    if given.dtype.kind not in "iu":
+        known = {None: -1, **{name: code for code, name in enumerate(SOURCES)}}
+        unknown = next((one for one in given.tolist() if one not in known), None)
+        if unknown is not None:
+            raise ValueError(f"tokens column 'source' has {unknown!r}, expected one of {', '.join(SOURCES)}")
+        given = np.array([known[one] for one in given.tolist()], np.int8)
+    elif len(given) and not 0 <= given.min() <= given.max() < len(SOURCES):
+        raise ValueError(f"tokens column 'source' has codes from {given.min()} to {given.max()}, expected 0 to 3")
+    codes[attended] = given
+    return codes
+
+
+def checked_turns(
+    turns: Mapping[str, Sequence[Any] | Array], samples: Sequence[int] | Array, first: int
+) -> dict[str, list[Any]]:
+    """Return columns of turns as lists of the same length, with ``turn``; none if there is no turn.
+
+    Args:
+        turns: [M] columns as a caller gives them.
+        samples: [B] samples of the rollouts.
+        first: Sample number of the rollout that ``turns`` calls 0.
+
+    Raises:
+        ValueError: A column is unknown, missing or of the wrong length, a turn occurs twice, or its rollout is unknown.
+    """
+    check_names("turns", turns, GIVEN_TURNS, {"sample", "role"})
+    lists = {name: np.asarray(v).tolist() if isinstance(v, np.ndarray) else list(v) for name, v in turns.items()}
+    count = len(lists["sample"])
+    for name, values in lists.items():
+        if len(values) != count:
+            raise ValueError(f"turns column {name!r} has {len(values)} entries, 'sample' has {count}")
+    lists["sample"] = [first + int(sample) for sample in lists["sample"]]
+    if strange := set(lists["sample"]) - set(np.asarray(samples).tolist()):
+        raise ValueError(f"turns column 'sample' names {min(strange) - first}, which is not one of these rollouts")
+    if "turn" not in lists:
+        numbers = {sample: itertools.count() for sample in lists["sample"]}
+        lists["turn"] = [next(numbers[sample]) for sample in lists["sample"]]
+    if len(set(zip(lists["sample"], lists["turn"], strict=True))) < count:
+        raise ValueError("turns have the same turn of a rollout twice; with step and sample it is the key")
+    if "arguments" in lists:
+        lists["arguments"] = [_as_json(value) for value in lists["arguments"]]
+    return lists if count else {}
+
+
+def _as_json(arguments: Any) -> str | None:
+    """Return the arguments of a call as JSON; a text, such as what could not be parsed, as it is."""
+    if arguments is None or isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, default=str, ensure_ascii=False)

@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from cavesson.errors import UserError, first_line, print_error
+from cavesson.record.former import FORMER
 from cavesson.record.storage import Storage
 from cavesson.record.writing import Call, Metrics, Rollouts
 
@@ -129,7 +130,7 @@ def _frame(call: Call) -> bytes:
         arrays = call.tokens
         texts = {name: array.tolist() for name, array in arrays.items() if array.dtype.hasobject}
         arrays = {name: array for name, array in arrays.items() if name not in texts}
-        head = {"step": call.step, "rows": call.rows, "measured": call.measured, "texts": texts}
+        head = {"step": call.step, "rows": call.rows, "measured": call.measured, "texts": texts, "turns": call.turns}
     else:
         head = {"step": call.step, "metrics": call.values}
     head["arrays"] = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
@@ -171,6 +172,7 @@ def _call(head: Any, body: bytes) -> Call:
         raise ValueError("the step is not a number of the record")
     if "metrics" in head:
         return Metrics(head["step"], {name: float(value) for name, value in head["metrics"].items()})
+    arrays = {FORMER.get(name, name): array for name, array in arrays.items()}
     tokens = arrays | {name: np.array(values, np.object_) for name, values in head["texts"].items()}
     rows, lengths = len(head["rows"]["sample"]), {len(column) for column in tokens.values()}
     for name, limit in (("row", rows), ("position", 2**31)):
@@ -179,4 +181,14 @@ def _call(head: Any, body: bytes) -> Call:
             raise ValueError(f"{name} is not the place of a token")
     if len(lengths) > 1 or any(len(values) != rows for values in head["rows"].values()):
         raise ValueError("columns differ in length")
-    return Rollouts(head["step"], head["rows"], tokens, bool(head["measured"]))
+    return Rollouts(head["step"], head["rows"], tokens, bool(head["measured"]), _turns(head))
+
+
+def _turns(head: Any) -> dict[str, list[Any]]:
+    """Return the turns of a frame, as ``_call`` returns its call; frames of earlier versions have none."""
+    turns: dict[str, list[Any]] = head.get("turns", {})
+    if turns and not {"sample", "turn", "role"} <= turns.keys():
+        raise ValueError("the turns lack a column")
+    if len(set(map(len, turns.values()))) > 1:
+        raise ValueError("columns of turns differ in length")
+    return turns

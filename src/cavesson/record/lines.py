@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cavesson.record.former import current, names_in
 from cavesson.record.keys import rows_of_tokens
 from cavesson.record.precision import Array
 from cavesson.record.segments import Kind, Segment
 from cavesson.record.storage import Storage
+from cavesson.record.tables import NO_TURNS
 
 
 def lines_of_steps(
@@ -28,8 +30,7 @@ def lines_of_steps(
     file = open_file(files, segment, kind)
     groups = _groups(file, steps, segment.stop)
     whole = steps is None and segment.stop > segment.last
-    wanted = None if columns is None else [name for name in file.schema_arrow.names if name in {*columns, "step"}]
-    table = file.read_row_groups(groups, wanted)
+    table = _read(file, kind, groups, None if columns is None else {*columns, "step"})
     if not whole:
         step = table["step"].to_numpy()
         there = step < segment.stop if steps is None else (step < segment.stop) & np.isin(step, np.array(list(steps)))
@@ -37,22 +38,35 @@ def lines_of_steps(
     return table if columns is None or "step" in columns else table.drop_columns("step")
 
 
-def tokens_of_rows(
-    files: Storage, segment: Segment, rows: pa.Table, columns: Sequence[str] | None, steps: Collection[int] | None
+def lines_of_rows(
+    files: Storage,
+    segment: Segment,
+    kind: Kind,
+    rows: pa.Table,
+    columns: Sequence[str] | None,
+    steps: Collection[int] | None,
 ) -> pa.Table:
-    """Return the tokens of some steps of a growing segment, whose tokens are written before their rows.
+    """Return the tokens or turns of some steps of a growing segment, which are written before their rows.
 
-    Tokens count only if their row is among ``rows``.
+    They count only if their row is among ``rows``.
 
     Args:
         files: Storage of the run.
         segment: A segment of the run.
-        rows: Rows of the segment, read before.
+        kind: ``tokens`` or ``turns``.
+        rows: Rows of the segment, read before; for turns with ``turn_count`` if the file has it.
         columns: Columns to return, including ``step`` and ``sample``; None = all.
         steps: Steps to return; None = all.
     """
-    tokens = lines_of_steps(files, segment, "tokens", columns, steps)
-    return tokens.filter(pa.array(rows_of_tokens(rows, tokens)[1]))
+    if kind == "turns" and "turn_count" not in rows.column_names:
+        return NO_TURNS if columns is None else NO_TURNS.select(columns)
+    lines = lines_of_steps(files, segment, kind, columns, steps)
+    return lines.filter(pa.array(rows_of_tokens(rows, lines)[1]))
+
+
+def has_turns(files: Storage, segment: Segment) -> bool:
+    """Return whether a segment has a file of turns; only some have."""
+    return "turn_count" in open_file(files, segment, "rows").schema_arrow.names
 
 
 def lines_at(
@@ -63,9 +77,8 @@ def lines_at(
     bounds = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
     end = int(bounds[-1]) if count is None else min(start + count, int(bounds[-1]))
     groups = [group for group in range(file.num_row_groups) if bounds[group] < end and bounds[group + 1] > start]
-    wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
     offset = start - int(bounds[groups[0]]) if groups else 0
-    return file.read_row_groups(groups, wanted).slice(offset, max(end - start, 0))
+    return _read(file, kind, groups, columns).slice(offset, max(end - start, 0))
 
 
 def lines_at_places(files: Storage, segment: Segment, kind: Kind, start: Array, count: Array) -> pa.Table:
@@ -73,12 +86,12 @@ def lines_at_places(files: Storage, segment: Segment, kind: Kind, start: Array, 
     file = open_file(files, segment, kind)
     before = np.cumsum(count) - count
     lines = np.unique(np.arange(int(count.sum())) + np.repeat(start - before, count))
-    parts, first = [file.schema_arrow.empty_table()], 0
+    parts, first = [_read(file, kind, [], None)], 0
     for group in range(file.num_row_groups):
         end = first + file.metadata.row_group(group).num_rows
         inside = lines[np.searchsorted(lines, first) : np.searchsorted(lines, end)] - first
         if len(inside):
-            between = file.read_row_group(group).slice(inside[0], int(inside[-1] - inside[0]) + 1)
+            between = _read(file, kind, [group], None).slice(inside[0], int(inside[-1] - inside[0]) + 1)
             parts.append(between if len(between) == len(inside) else between.take(inside - inside[0]))
         first = end
     return pa.concat_tables(parts)
@@ -109,6 +122,15 @@ def lines_of_keys(
             tables.append(file.read_row_group(group, names).take(lines))
             found.append(at[lines])
     return tables, found
+
+
+def _read(file: pq.ParquetFile, kind: Kind, groups: list[int], columns: Collection[str] | None) -> pa.Table:
+    """Return the rows of some row groups, and of the columns those that the file has; None = all."""
+    if kind != "tokens":
+        names = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+        return file.read_row_groups(groups, names)
+    names = None if columns is None else names_in(file.schema_arrow.names, columns)
+    return current(file.read_row_groups(groups, names))
 
 
 def open_file(files: Storage, segment: Segment, kind: Kind) -> pq.ParquetFile:

@@ -1,21 +1,34 @@
 """Write large files from the rows of many segments, step by step, so that only one step is in memory at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cavesson.record.former import current
 from cavesson.record.keys import rows_of_tokens
+from cavesson.record.lines import has_turns
 from cavesson.record.precision import Array
 from cavesson.record.rollups import ORDER, ROLLUP_SCHEMA, merged, rollups_of
-from cavesson.record.schema import PLACE_COLUMNS, arrow_schema
-from cavesson.record.segments import Kind, Segment, by_step, file_name, layout, rollups_in, union, with_places
+from cavesson.record.schema import PLACE_COLUMNS, TOKEN_PLACES, TURN_PLACES, arrow_schema
+from cavesson.record.segments import (
+    Kind,
+    Segment,
+    by_step,
+    file_name,
+    layout,
+    rollups_in,
+    union,
+    with_places,
+    without_places,
+)
 from cavesson.record.storage import Storage
+from cavesson.record.tables import NO_TURNS, Tables
 
-GROUP_LINES: dict[Kind, int] = {"rows": 1024, "tokens": 131_072, "rollups": 8192, "steps": 8192}
+GROUP_LINES: dict[Kind, int] = {"rows": 1024, "tokens": 131_072, "turns": 4096, "rollups": 8192, "steps": 8192}
 """Lines that are compressed together: the least that has to be read to get at one of them."""
 GROUP_BYTES = 32 << 20
 """A group ends earlier when its lines are as large as this."""
@@ -23,30 +36,48 @@ LEVEL, FAST = 9, 1
 """Of zstd. What is merged is worth more time; what is written at once, by an import, takes 3 % more room."""
 
 
-def write_large(files: Storage, stem: str, rows: pa.Table, tokens: pa.Table) -> None:
+def write_large(files: Storage, stem: str, tables: Tables) -> None:
     """Write rollouts that are already sorted as one segment, with fast compression."""
-    tables: dict[Kind, pa.Table] = {"tokens": tokens, "rollups": rollups_of(rows, tokens).sort_by(ORDER), "rows": rows}
-    for kind, table in tables.items():
+    rows, tokens, turns = tables
+    parts: dict[Kind, pa.Table] = {"tokens": tokens, "turns": turns, "rollups": rollups_of(rows, tokens).sort_by(ORDER)}
+    if not len(turns):
+        del parts["turns"]
+    for kind, table in {**parts, "rows": rows}.items():
         with _writing(files, kind, stem, table.schema, FAST) as writer:
             writer.add(table)
 
 
 def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str, go_on: Callable[[], None]) -> int:
     """Write the rollouts of several segments as one and return their number; ``go_on`` is called before each step."""
-    schema = _common(files, "rows", segments)
-    places = [arrow_schema(PLACE_COLUMNS).field(column.name) for column in PLACE_COLUMNS]
-    schema = pa.schema([*(field for field in schema if field.name not in {p.name for p in places}), *places])
+    with_turns = [segment for segment in segments if has_turns(files, segment)]
+    schema = _with_all_places(_common(files, "rows", segments), with_turns=bool(with_turns))
     token_schema = _common(files, "tokens", segments)
+    turn_schema = _common(files, "turns", with_turns)
     tokens_ahead = _Ahead(_merged(files, segments, "tokens"), token_schema)
-    with _writing(files, "tokens", stem, token_schema) as tokens_out, _writing(files, "rows", stem, schema) as rows_out:
+    turns_ahead = _Ahead(_merged(files, with_turns, "turns"), turn_schema)
+    with (
+        _writing(files, "tokens", stem, token_schema) as tokens_out,
+        _writing(files, "turns", stem, turn_schema) if with_turns else nullcontext() as turns_out,
+        _writing(files, "rows", stem, schema) as rows_out,
+    ):
         for step, rows in _merged(files, segments, "rows"):
             go_on()
-            rows, tokens = in_order(rows, tokens_ahead.take(step), tokens_out.lines)
+            start = (tokens_out.lines, turns_out.lines if turns_out else 0)
+            rows, tokens, turns = in_order(Tables(rows, tokens_ahead.take(step), turns_ahead.take(step)), start)
             tokens_out.add(tokens)
+            if turns_out:
+                turns_out.add(turns)
             rows_out.add(rows)
     with _writing(files, "rollups", stem, ROLLUP_SCHEMA) as out:
         out.add(merged(union(*(_rollups(files, segment) for segment in segments))))
     return rows_out.lines
+
+
+def _with_all_places(schema: pa.Schema, with_turns: bool) -> pa.Schema:
+    """Return a schema of rows that ends with their places in the other files."""
+    places = arrow_schema((*TOKEN_PLACES, *TURN_PLACES) if with_turns else TOKEN_PLACES)
+    names = {column.name for column in PLACE_COLUMNS}
+    return pa.schema([*(field for field in schema if field.name not in names), *places])
 
 
 def _rollups(files: Storage, segment: Segment) -> pa.Table:
@@ -56,7 +87,7 @@ def _rollups(files: Storage, segment: Segment) -> pa.Table:
     rows, tokens = (files.parquet(segment.name(kind)) for kind in ("rows", "tokens"))
     if pc.sum(pc.add(rewards["count"], rewards["not_finite"])).as_py() == rows.metadata.num_rows:
         return found
-    return rollups_of(rows.read(), tokens.read())
+    return rollups_of(rows.read(), current(tokens.read()))
 
 
 def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:
@@ -67,25 +98,32 @@ def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:
     return int(table.num_rows)
 
 
-def in_order(rows: pa.Table, tokens: pa.Table, start: int = 0) -> tuple[pa.Table, pa.Table]:
-    """Return rows sorted by step, group and sample, and their tokens in the same order.
+def in_order(tables: Tables, start: tuple[int, int] = (0, 0)) -> Tables:
+    """Return rows sorted by step, group and sample, and their tokens and turns in the same order.
 
     Args:
-        rows: Rows to sort.
-        tokens: Their tokens; tokens without a row are dropped.
-        start: Line number of the first token in the tokens file.
+        tables: Rows to sort, with their tokens and turns; tokens and turns without a row are dropped.
+        start: Line number of the first token in the tokens file, and of the first turn in the turns file.
     """
+    rows = without_places(tables.rows)
     keys = [rows[name].to_numpy() for name in ("sample", "step")]
     if "group" in rows.column_names:
         keys.insert(1, pc.fill_null(rows["group"], -1).to_numpy())
     rows = _taken(rows, np.lexsort(keys))
-    line, known = rows_of_tokens(rows, tokens)
+    tokens, token_count = _of_rows(rows, tables.tokens, "position")
+    turns, turn_count = _of_rows(rows, tables.turns, "turn")
+    rows = with_places(rows, TOKEN_PLACES, start[0], token_count)
+    return Tables(with_places(rows, TURN_PLACES, start[1], turn_count) if len(turns) else rows, tokens, turns)
+
+
+def _of_rows(rows: pa.Table, lines: pa.Table, order: str) -> tuple[pa.Table, Array]:
+    """Return the lines that have a row, in the order of the rows and of a column, and [N] how many each row has."""
+    line, known = rows_of_tokens(rows, lines)
     if not known.all():
-        tokens, line = tokens.filter(pa.array(known)), line[known]
-    if not _ascending(line, tokens["position"].to_numpy()):
-        tokens = tokens.take(np.lexsort([tokens["position"].to_numpy(), line]))
-    count = np.bincount(line, minlength=rows.num_rows)
-    return with_places(rows, start + np.cumsum(count) - count, count), tokens
+        lines, line = lines.filter(pa.array(known)), line[known]
+    if not _ascending(line, lines[order].to_numpy()):
+        lines = lines.take(np.lexsort([lines[order].to_numpy(), line]))
+    return lines, np.bincount(line, minlength=rows.num_rows)
 
 
 def _taken(table: pa.Table, order: Array) -> pa.Table:
@@ -100,7 +138,8 @@ def _ascending(line: Array, position: Array) -> bool:
 
 def _common(files: Storage, kind: Kind, segments: Sequence[Segment]) -> pa.Schema:
     schemas = [files.parquet(segment.name(kind)).schema_arrow for segment in segments]
-    return pa.unify_schemas(schemas, promote_options="permissive")
+    schemas = [current(schema.empty_table()).schema for schema in schemas] if kind == "tokens" else schemas
+    return pa.unify_schemas(schemas or [NO_TURNS.schema], promote_options="permissive")
 
 
 def _merged(files: Storage, segments: Sequence[Segment], kind: Kind) -> Iterator[tuple[int, pa.Table]]:

@@ -17,8 +17,8 @@ _SPECIAL = re.compile(r"<[^<>\s\d][^<>\s]*>")
 
 
 def learned(tokens: pa.Table) -> Array:
-    """Return [T] whether training learned from each token; all were learned where the record has no mask."""
-    return np.asarray(tokens["mask"].fill_null(True).to_numpy(), np.bool_)
+    """Return [T] whether training learned from each token; all were where the record does not say."""
+    return np.asarray(tokens["learned"].fill_null(True).to_numpy(), np.bool_)
 
 
 def padding_at_end(run: Run, tokens: pa.Table) -> int:

@@ -7,11 +7,11 @@ import numpy as np
 
 from cavesson.record.precision import Array
 
-_TYPES = {"token_id": np.int64, "token": np.object_}
+_TYPES = {"token_id": np.int64, "token": np.object_, "source": np.object_, "learned": np.bool_}
 
 
 def padded(columns: Mapping[str, Sequence[Sequence[Any]]], count: int) -> dict[str, Array]:
-    """Return [B, T] arrays, padded on the right, and their ``mask``.
+    """Return [B, T] arrays, padded on the right, and ``attended``, which is false for this padding.
 
     Args:
         columns: Name → B lists; the lists of one rollout have the same length in every column.
@@ -24,10 +24,10 @@ def padded(columns: Mapping[str, Sequence[Sequence[Any]]], count: int) -> dict[s
     for name, rows in columns.items():
         if (own := [len(row) for row in rows]) != lengths or len(own) != count:
             raise ValueError(f"tokens column {name!r} has lists of {own} tokens, expected {count}: {lengths}")
-    mask: Array = np.arange(max(lengths, default=0)) < np.array(lengths, np.int64)[:, None]
-    arrays: dict[str, Array] = {"mask": mask}
+    attended: Array = np.arange(max(lengths, default=0)) < np.array(lengths, np.int64)[:, None]
+    arrays: dict[str, Array] = {"attended": attended}
     for name, rows in columns.items():
-        array: Array = np.zeros(mask.shape, _TYPES.get(name, np.float64))
-        array[mask] = np.array([value for row in rows for value in row], array.dtype)
+        array: Array = np.zeros(attended.shape, _TYPES.get(name, np.float64))
+        array[attended] = np.array([value for row in rows for value in row], array.dtype)
         arrays[name] = array
     return arrays

@@ -20,13 +20,13 @@ from duckdb.sqltypes import DuckDBPyType
 
 from cavesson.errors import UserError, first_line
 from cavesson.record.reader import Run, open
-from cavesson.record.segments import Kind, LiveSegments, Segment
-from cavesson.record.views import connect
+from cavesson.record.segments import Kind, LiveSegments
+from cavesson.record.views import connect, files_of
 from cavesson.text.quoting import quoted
 
 START = 20.0
 """Seconds that starting the process may take, on a busy machine, beside those of the query."""
-ROLLOUT_KINDS: tuple[Kind, Kind] = ("rows", "tokens")
+KINDS: tuple[Kind, ...] = ("rows", "tokens", "turns", "steps")
 LARGEST = 64 << 20
 """Bytes of the largest answer."""
 ROOM = 1.5
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 
 def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
-    """Run one SELECT over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``.
+    """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary``.
 
     Args:
         run: Run whose record is queried.
@@ -132,9 +132,8 @@ def _answered(run: Run, found: LiveSegments, task: dict[str, Any]) -> pa.Table:
     """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
-    segments: list[tuple[Kind, Segment]] = [(kind, s) for kind in ROLLOUT_KINDS for s in found.rows]
-    segments += [("steps", segment) for segment in found.steps]
-    paths = [run.storage.path(segment.name(kind)) for kind, segment in segments]
+    used = [kind for kind in KINDS if kind in task["text"].lower()]
+    paths = [run.storage.path(s.name(kind)) for kind in used for s in files_of(run.storage, found, kind)]
     # The views name the files as patterns, and DuckDB checks these paths too.
     connection.execute("SET allowed_paths = $1", [paths + [glob.escape(path) for path in paths]])
     connection.execute("SET enable_external_access = false")

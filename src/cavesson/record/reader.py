@@ -16,14 +16,23 @@ from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN, page
 from cavesson.object_storage import checked_url
 from cavesson.record.changes import Changes, changes
-from cavesson.record.fetching import fetched, fetched_tokens
+from cavesson.record.fetching import fetched, fetched_lines
 from cavesson.record.keys import sorted_rows
-from cavesson.record.lines import lines_at, lines_of_steps, tokens_of_rows
+from cavesson.record.lines import has_turns, lines_at, lines_of_rows, lines_of_steps
 from cavesson.record.nearby import runs_nearby
 from cavesson.record.rollups import ROLLUP_SCHEMA, merged
-from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.schema import (
+    PLACE_COLUMNS,
+    ROW_COLUMNS,
+    STEP_COLUMNS,
+    TOKEN_COLUMNS,
+    TURN_COLUMNS,
+    Column,
+    arrow_schema,
+)
 from cavesson.record.segments import (
     TOKEN_KEYS,
+    TURN_KEYS,
     Kind,
     LiveSegments,
     Segment,
@@ -37,6 +46,7 @@ from cavesson.record.segments import (
 from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
+from cavesson.record.tables import NO_TURNS
 from cavesson.text.masking import masked
 
 if TYPE_CHECKING:
@@ -47,6 +57,7 @@ if TYPE_CHECKING:
 ELSEWHERE = "record"
 """The entry of a run folder's run.json with the URL of the record, if that is not in the folder."""
 T = TypeVar("T")
+DECLARED = {"rows": ROW_COLUMNS, "tokens": TOKEN_COLUMNS, "turns": TURN_COLUMNS}
 _NOT_FINITE = ["step", "split", "column", "not_finite"]
 
 
@@ -191,8 +202,21 @@ class Run:
 
         Reads little more of the files than these tokens, and each part of a file once.
         """
+        return self._lines_of("tokens", keys, TOKEN_KEYS)
+
+    def turns(self, step: int, sample: int | None = None) -> pa.Table:
+        """Return all columns of the turns of one step, or of one rollout, ordered by sample and turn; maybe none."""
+        if sample is None:
+            return self._table("turns", TURN_COLUMNS, None, [step], TURN_KEYS)
+        return self._lines_of("turns", [(step, sample)], TURN_KEYS)
+
+    def has_turns(self) -> bool:
+        """Return whether the record has turns of any rollout."""
+        return self.consistent(lambda found: any(has_turns(self.storage, segment) for segment in found.rows))
+
+    def _lines_of(self, kind: Kind, keys: Iterable[tuple[int, int]], order: Sequence[str]) -> pa.Table:
         wanted = np.unique(np.array([(step << 32) + sample for step, sample in keys], np.int64))
-        return sorted_rows(self.consistent(lambda found: fetched_tokens(self.storage, found, wanted)), TOKEN_KEYS)
+        return sorted_rows(self.consistent(lambda found: fetched_lines(self.storage, found, kind, wanted)), order)
 
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
@@ -276,7 +300,7 @@ class Run:
 
         Args:
             segment: From ``segments()``.
-            kind: ``rows``, ``tokens`` or ``rollups``.
+            kind: ``rows``, ``tokens``, ``turns`` or ``rollups``.
             columns: Columns to return; those that the file lacks are null. All columns of the file if None.
             start: First row.
             count: Number of rows; all to the end if None.
@@ -285,17 +309,19 @@ class Run:
             FileNotFoundError: A compaction has merged the segment in the meantime: call ``segments()`` again.
         """
         wanted = None if columns is None else [*columns, "step"]
+        if kind == "turns" and not has_turns(self.storage, segment):
+            return NO_TURNS if columns is None else NO_TURNS.select(list(columns))
         table = lines_at(self.storage, segment, kind, wanted, start, count)
         if segment.stop <= segment.last:
             table = table.filter(pc.less(table["step"], segment.stop))
         if columns is None:
             return table
-        declared = arrow_schema([*ROW_COLUMNS, *PLACE_COLUMNS] if kind == "rows" else TOKEN_COLUMNS)
+        declared = arrow_schema([*ROW_COLUMNS, *PLACE_COLUMNS] if kind == "rows" else DECLARED.get(kind, ()))
         known = [declared.field(name) for name in columns if name in declared.names]
         return union(pa.schema(known).empty_table(), table).select(list(columns))
 
     def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
-        """Return ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
+        """Return ``rows``, ``tokens``, ``turns``, ``steps`` or ``rollups`` as an Arrow table.
 
         ``columns`` and ``steps`` are the ones to return; all of them if None.
         """
@@ -303,8 +329,10 @@ class Run:
             return self.rows(columns, steps)
         if name == "tokens":
             return self._table("tokens", TOKEN_COLUMNS, columns, steps, TOKEN_KEYS)
+        if name == "turns":
+            return self._table("turns", TURN_COLUMNS, columns, steps, TURN_KEYS)
         if name not in ("steps", "rollups"):
-            raise ValueError(f"there is no table {name!r}; tables are rows, tokens, steps and rollups")
+            raise ValueError(f"there is no table {name!r}; tables are rows, tokens, turns, steps and rollups")
         table = self.steps() if name == "steps" else self.rollups()
         if steps is not None:
             table = table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
@@ -329,7 +357,7 @@ class Run:
         return found
 
     def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
-        """Run a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary`` in their current state."""
+        """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary`` as of now."""
         from cavesson.record.views import connect
 
         return self.consistent(lambda found: connect(self, found, query).sql(query))
@@ -403,10 +431,10 @@ class Run:
     def _lines(
         self, kind: Kind, segment: Segment, growing: bool, columns: list[str], steps: set[int] | None
     ) -> pa.Table:
-        if kind != "tokens" or not growing:
+        if kind != "turns" and not (kind == "tokens" and growing):
             return lines_of_steps(self.storage, segment, kind, columns, steps)
-        rows = lines_of_steps(self.storage, segment, "rows", ["step", "sample"], steps)
-        return tokens_of_rows(self.storage, segment, rows, columns, steps)
+        rows = lines_of_steps(self.storage, segment, "rows", ["step", "sample", "turn_count"], steps)
+        return lines_of_rows(self.storage, segment, kind, rows, columns, steps)
 
 
 def _require(package: str) -> None:

@@ -17,23 +17,22 @@ import numpy as np
 
 from cavesson.errors import NoRoomError, UserError, first_line, no_room
 from cavesson.record.compaction import WAITING
-from cavesson.record.given import GIVEN_ROWS, GIVEN_TOKENS, check_names, check_shapes
+from cavesson.record.given import GIVEN_ROWS, check_names, checked_tokens, checked_turns
 from cavesson.record.journal import Journal
 from cavesson.record.lock import Lock
 from cavesson.record.merger import Merger
-from cavesson.record.padding import padded
 from cavesson.record.precision import Array
 from cavesson.record.run_folder import begin_attempt, write_run
 from cavesson.record.schema import STEP_COLUMNS
 from cavesson.record.segments import Kind, listing
 from cavesson.record.spare import recover
 from cavesson.record.storage import Folder, Location, reaching, storage
+from cavesson.record.tables import Tables
 from cavesson.record.writing import (
     Call,
     Metrics,
     Rollouts,
     Rows,
-    Tables,
     flattened,
     metrics_by_step,
     tables_of,
@@ -128,7 +127,11 @@ class Recorder:
         self._thread.start()
 
     def rollouts(
-        self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Any] = MappingProxyType({})
+        self,
+        step: int,
+        rows: Mapping[str, Sequence[Any] | Array],
+        tokens: Mapping[str, Any] = MappingProxyType({}),
+        turns: Mapping[str, Sequence[Any] | Array] | None = None,
     ) -> None:
         """Record this rank's rollouts of ``step``; they become visible to readers atomically.
 
@@ -138,23 +141,28 @@ class Recorder:
             step: Optimisation step.
             rows: [B] columns of ``ROW_COLUMNS``, at least ``prompt``, ``response`` and ``reward``. ``step``,
                 ``attempt``, ``rank`` and the statistics are filled in; rank 0 also fills in ``sample`` if it is absent.
-            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded on
-                the right, with a boolean ``mask`` that is true on response tokens, the only ones that are written.
+            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded, with
+                a boolean ``attended`` that is true on the tokens that exist, the only ones that are written. Without
+                ``learned``, training learned from all of them. ``source`` has names of ``SOURCES``, or their codes. If
+                ``attended`` is called by its earlier name, ``mask``, these tokens are recorded as learned.
+            turns: [M] columns of ``TURN_COLUMNS``, at least ``sample`` (the rollout; without ``sample`` in ``rows``,
+                its index there) and ``role``. ``turn`` is filled in if absent: the order of the turns of a rollout.
+                ``arguments`` can be dictionaries. None = unknown.
 
         Raises:
-            ValueError: A column is unknown, missing or of the wrong length, a sample occurs twice, or the step is
-                closed.
+            ValueError: A column is unknown, missing or of the wrong length, a sample or a turn occurs twice, or the
+                step is closed.
         """
+        first = 0
         if "sample" not in rows and "prompt" in rows and not self._rank:
-            rows = {"sample": self._next_samples(step, len(rows["prompt"])), **rows}
+            samples = self._next_samples(step, len(rows["prompt"]))
+            rows, first = {"sample": samples, **rows}, int(samples[0]) if len(samples) else 0
         check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
-        check_names("tokens", tokens, GIVEN_TOKENS, set())
         measured = bool(tokens)  # without tokens, even their number is unknown
-        if "mask" not in tokens:
-            tokens = padded(tokens, len(rows["prompt"]))
-        check_shapes(rows, tokens)
+        columns = checked_tokens(tokens, rows)
+        lines = {} if turns is None else checked_turns(turns, rows["sample"], first)
         self._claim("rows", step, np.asarray(rows["sample"]).tolist())
-        self._put(partial(flattened, step, dict(rows), dict(tokens), measured))
+        self._put(partial(flattened, step, dict(rows), columns, measured, lines))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
@@ -363,8 +371,8 @@ class Recorder:
 
     def _write_rollouts(self, tables: Tables | None) -> None:
         if tables is not None:
-            self._newest_file = write_segment(self._files, self._attempt, self._rank, *tables)
-            self._compact("rows", int(tables[0]["step"].to_numpy().max()))
+            self._newest_file = write_segment(self._files, self._attempt, self._rank, tables)
+            self._compact("rows", int(tables.rows["step"].to_numpy().max()))
 
     def _write_metrics(self, rows: Rows) -> None:
         """Write metrics; those of a step that has some already are added to its segment."""

@@ -116,8 +116,8 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
         measured = groups.chosen(there).counts()
         parts.append(_lines("row", name, finite, values, measured, _sketches(finite, values)))
     if len(tokens):
-        if "mask" in tokens.column_names and not pc.all(tokens["mask"]).as_py():
-            tokens = tokens.filter(tokens["mask"])
+        if "learned" in tokens.column_names and not pc.all(tokens["learned"]).as_py():
+            tokens = tokens.filter(tokens["learned"])
         parts += _token_lines(where, tokens, group, *rows_of_tokens(rows, tokens))
     return _table(where, parts)
 

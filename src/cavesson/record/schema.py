@@ -86,10 +86,11 @@ TOKEN_COLUMNS = (
     Column("token_id", pa.int32(), "id in the vocabulary; null if only the text is known"),
     Column("token", pa.string(), "the token as text, if the source gave text instead of ids"),
     Column(
-        "mask",
+        "learned",
         pa.bool_(),
-        "whether training learned from the token; false for what a tool or a user wrote, and for padding",
+        "whether training learned from the token; false for what a tool, a user or the chat template wrote",
     ),
+    Column("source", pa.string(), "where the token comes from: sampled, template, tool or user"),
     Column("logprob", pa.float32(), "log probability under the policy before the update, in nats", precision=LOGPROB),
     Column("ref_logprob", pa.float32(), "log probability under the reference policy, in nats", precision=LOGPROB),
     Column("sampler_logprob", pa.float32(), "log probability as the sampler reported it, in nats", precision=LOGPROB),
@@ -102,11 +103,38 @@ TOKEN_COLUMNS = (
 )
 """Float columns are float32, or float64 in a segment where a value needs it."""
 
-PLACE_COLUMNS = (
+SOURCES = ("sampled", "template", "tool", "user")
+"""Where a token comes from: the policy, the chat template between turns, the result of a tool, or a user's reply.
+
+A source's index here is its code."""
+
+TURN_COLUMNS = (
+    Column("step", pa.int32(), "as in rows", required=True),
+    Column("attempt", pa.int16(), "as in rows"),
+    Column("rank", pa.int16(), "as in rows"),
+    Column("sample", pa.int32(), "as in rows", required=True),
+    Column("turn", pa.int32(), "index in the episode, from 0", required=True),
+    Column("role", pa.string(), "who speaks: assistant, tool, user, …", required=True),
+    Column("name", pa.string(), "of a tool's turn: the tool that was called"),
+    Column("arguments", pa.string(), "of a tool's turn: JSON object of the arguments of the call"),
+    Column("text", pa.string(), "what the turn says; of a tool's turn, the result as the model sees it"),
+    Column("first_token", pa.int32(), "position of its first token in the response"),
+    Column("tokens", pa.int32(), "number of its tokens"),
+    Column("seconds", pa.float64(), "seconds that it took: sampling, the call, or the environment's reply"),
+    Column("error", pa.string(), "why a call failed; null if it did not"),
+    Column("reward", pa.float64(), "reward of this turn alone"),
+)
+
+TOKEN_PLACES = (
     Column("token_start", pa.int64(), "first line of its tokens in the tokens file of the same name"),
     Column("token_count", pa.int32(), "number of these lines"),
 )
-"""What a file of rows has besides, for who reads the files themselves."""
+TURN_PLACES = (
+    Column("turn_start", pa.int64(), "first line of its turns in the turns file of the same name"),
+    Column("turn_count", pa.int32(), "number of these lines"),
+)
+PLACE_COLUMNS = (*TOKEN_PLACES, *TURN_PLACES)
+"""What a file of rows has besides, for who reads the files themselves; the latter if there is a file of turns."""
 
 STEP_COLUMNS = (
     Column("step", pa.int32(), "optimisation step", required=True),

@@ -12,16 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cavesson.record.former import current
+from cavesson.record.precision import Array
 from cavesson.record.rollups import rollups_of
 from cavesson.record.run_folder import Attempt, attempts
-from cavesson.record.schema import PLACE_COLUMNS
+from cavesson.record.schema import PLACE_COLUMNS, Column
 from cavesson.record.storage import Storage
 
-Kind = Literal["rows", "tokens", "steps", "rollups"]
+Kind = Literal["rows", "tokens", "turns", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
 """What commits: a segment is there when its file of rows, or of metrics, is."""
 TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
 TOKEN_KEYS = ["step", "sample", "position"]
+TURN_KEYS = ["step", "sample", "turn"]
 MANIFESTS = "compactions"
 FOLDERS = ("record", MANIFESTS, "attempts")
 _NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})(?:-(\d{8,}))?\.parquet")
@@ -29,7 +32,7 @@ _NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})(?:-(\d{8,}))
 
 @dataclass(frozen=True)
 class Segment:
-    """Files with a common stem: the rows, tokens and roll-ups of rollouts, or the steps of metrics."""
+    """Files with a common stem: the rows, tokens, turns and roll-ups of rollouts, or the steps of metrics."""
 
     first: int
     last: int
@@ -257,14 +260,28 @@ def write_manifest(
 
 def is_compacted(files: Storage, name: str) -> bool:
     """Whether a compaction has replaced a file of rows."""
-    stem = name.removeprefix("record/rows-").removesuffix(".parquet")
-    return any(stem in manifest.replaces["rows"] for manifest in _manifests(files))
+    return any(stem_of(name) in manifest.replaces["rows"] for manifest in _manifests(files))
 
 
-def with_places(rows: pa.Table, start: Any, count: Any) -> pa.Table:
-    """Return the rows with the location of each row's tokens in the tokens file with the same stem."""
-    rows = rows.drop_columns([column.name for column in PLACE_COLUMNS if column.name in rows.column_names])
-    for column, values in zip(PLACE_COLUMNS, (start, count), strict=True):
+def stem_of(name: str) -> str:
+    """Return the stem of a file of rows."""
+    return name.removeprefix("record/rows-").removesuffix(".parquet")
+
+
+def without_places(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns([column.name for column in PLACE_COLUMNS if column.name in rows.column_names])
+
+
+def with_places(rows: pa.Table, columns: Sequence[Column], start: int, count: Array) -> pa.Table:
+    """Return the rows with the location of each row's tokens, or turns, in the file with the same stem.
+
+    Args:
+        rows: N rows without these columns.
+        columns: ``TOKEN_PLACES`` or ``TURN_PLACES``.
+        start: Line of the first one.
+        count: [N] number of lines of each row; they follow each other in the order of the rows.
+    """
+    for column, values in zip(columns, (start + np.cumsum(count) - count, count), strict=True):
         rows = rows.append_column(column.name, pa.array(values, column.type))
     return rows
 
@@ -297,6 +314,7 @@ def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int,
     pending: pa.Table | None = None
     for group in range(file.num_row_groups):
         table = file.read_row_group(group)
+        table = current(table) if kind == "tokens" else table
         pending = table if pending is None else union(pending, table)
         bounds = [0, *(np.flatnonzero(np.diff(pending["step"].to_numpy())) + 1).tolist()]
         for start, end in pairwise(bounds):
@@ -311,5 +329,6 @@ def rollups_in(place: Storage, segment: Segment, columns: list[str] | None = Non
     try:
         return place.parquet(segment.name("rollups")).read(columns)
     except FileNotFoundError:
-        found = rollups_of(place.parquet(segment.name("rows")).read(), place.parquet(segment.name("tokens")).read())
+        rows, tokens = (place.parquet(segment.name(kind)).read() for kind in ("rows", "tokens"))
+        found = rollups_of(rows, current(tokens))
         return found if columns is None else found.select(columns)

@@ -47,6 +47,11 @@ HEADLINES = {
 }
 """What a run is trained for: the first of these that it has."""
 TEXTS = ("prompt", "response")
+WRAPPED = (*TEXTS, "arguments", "text", "error")
+"""Columns that share the width of the terminal."""
+NAMES = ("token", "", "split", "role", "name")
+"""Columns of short texts."""
+TURN_FACTS = ("turn", "role", "name", "arguments", "text", "tokens", "seconds", "error", "reward")
 LONGEST = 100_000
 """Characters of one text; to lay out ten million in lines takes the terminal minutes."""
 NARROW = 8
@@ -237,6 +242,8 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
     row, tokens = run.rollout(step, sample)
     facts = {column.name: row[column.name] for column in ROW_COLUMNS if column.name != "prompt_ids"}
     console.print(_facts(facts))
+    if turns := run.turns(step, sample).select(TURN_FACTS).to_pylist():
+        console.print(_table("turns", turns))
     lines = []
     padding = padding_at_end(run, tokens)
     tokens = tokens.slice(0, tokens.num_rows - padding)
@@ -246,12 +253,18 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
     for token, text in zip(tokens.to_pylist(), texts, strict=True):
         shown = text if token["token"] is None else token["token"]
         numbers = {name: token[name] for name in TOKEN_NUMBERS}
-        not_learned = "not learned" if token["mask"] is False else None
-        lines.append({"position": token["position"], "token": shown, "": not_learned, **numbers})
+        lines.append({"position": token["position"], "token": shown, "": _remark(token), **numbers})
     if lines:
         console.print(_table("tokens", lines))
     if padding:
         console.print(f"{counted(padding, 'padding token')} at the end {'is' if padding == 1 else 'are'} not shown")
+
+
+def _remark(token: Mapping[str, Any]) -> str | None:
+    """Return who wrote a token if that was not the policy, and whether it was not learned."""
+    said = [token["source"]] if token["source"] not in (None, "sampled") else []
+    said += ["not learned"] if token["learned"] is False else []
+    return ", ".join(said) or None
 
 
 def show_answer(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
@@ -287,9 +300,9 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     for name in names:
-        side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "", "split") else "right"
+        side: Literal["left", "right"] = "left" if name in (*WRAPPED, *NAMES) else "right"
         # Numbers keep their width: on a narrow terminal, only the columns that may wrap shrink.
-        table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
+        table.add_column(name, justify=side, no_wrap=name not in WRAPPED, overflow="fold")
     for line in lines:
         table.add_row(*(shown(line[name]) for name in names))
     return table

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cavesson.record.compaction import write_rollouts
 from cavesson.record.journal import abandoned
@@ -14,7 +13,17 @@ from cavesson.record.lock import written_elsewhere
 from cavesson.record.precision import Array
 from cavesson.record.segments import Segment, listing
 from cavesson.record.storage import Folder, Location, Storage, small_table, storage
-from cavesson.record.writing import Metrics, Rollouts, Rows, metrics_by_step, tables_of, write_metrics, write_segment
+from cavesson.record.tables import Tables
+from cavesson.record.writing import (
+    Metrics,
+    Rollouts,
+    Rows,
+    metrics_by_step,
+    read_segment,
+    tables_of,
+    write_metrics,
+    write_segment,
+)
 
 _JOURNAL = re.compile(r"\.journal-(\d{4,})-(\d{4,})")
 
@@ -37,7 +46,7 @@ def recover(place: Location) -> None:
             rollouts = [call for call in calls if isinstance(call, Rollouts)]
             tables = tables_of(rollouts, attempt, rank, lambda error: None)  # such a call has ended its own run
             if tables is not None:
-                _add_rollouts(files, attempt, rank, *tables)
+                _add_rollouts(files, attempt, rank, tables)
             _add_metrics(files, attempt, rank, metrics_by_step(call for call in calls if isinstance(call, Metrics)))
 
 
@@ -49,28 +58,27 @@ def add_spare(spare: Path, place: Location) -> None:
     """
     files, found = storage(place), listing(Folder(spare))
     for segment in found.rows:
-        rows, tokens = (small_table(Folder(spare), segment.name(kind)) for kind in ("rows", "tokens"))
-        _add_rollouts(files, segment.attempt, segment.rank or 0, rows, tokens)
+        _add_rollouts(files, segment.attempt, segment.rank or 0, read_segment(Folder(spare), segment.stem))
     for segment in found.steps:
         _add_metrics(files, segment.attempt, segment.rank or 0, _metrics(Folder(spare), segment))
     shutil.rmtree(spare, ignore_errors=True)
 
 
-def _add_rollouts(files: Storage, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
-    keys = rollout_keys(rows)
+def _add_rollouts(files: Storage, attempt: int, rank: int, tables: Tables) -> None:
+    keys = rollout_keys(tables.rows)
     first, last = int(keys.min() >> 32), int(keys.max() >> 32)
     there = [s for s in listing(files).rows if s.attempt == attempt and s.first <= last and s.last >= first]
     merged = _keys(files, [segment for segment in there if segment.compacted], rank)
     known = _keys(files, [segment for segment in there if not segment.compacted], rank)
     new, in_merged = ~np.isin(keys, np.append(merged, known)), np.isin(keys >> 32, merged >> 32)
     for chosen, is_merged in ((new & in_merged, True), (new & ~in_merged, False)):
-        some, own = rows.filter(pa.array(chosen)), tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys[chosen])))
-        if not len(some):
+        some = tables.only(keys[chosen])
+        if not len(some.rows):
             continue
         if is_merged:
-            write_rollouts(files, attempt, some, own)
+            write_rollouts(files, attempt, *some)
         else:
-            write_segment(files, attempt, rank, some, own)
+            write_segment(files, attempt, rank, some)
 
 
 def _keys(files: Storage, segments: list[Segment], rank: int) -> Array:

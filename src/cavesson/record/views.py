@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from cavesson.record.lines import lines_of_steps, tokens_of_rows
-from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.fetching import OF_ROLLOUT
+from cavesson.record.former import FORMER
+from cavesson.record.lines import has_turns, lines_of_rows, lines_of_steps
+from cavesson.record.schema import (
+    PLACE_COLUMNS,
+    ROW_COLUMNS,
+    STEP_COLUMNS,
+    TOKEN_COLUMNS,
+    TURN_COLUMNS,
+    Column,
+    arrow_schema,
+)
 from cavesson.record.segments import Kind, LiveSegments, Segment, growing
 from cavesson.record.storage import Storage
 
@@ -20,7 +30,7 @@ DUCKDB = {
 }  # fmt: skip
 """Nothing is fetched while a query runs."""
 _COLUMNS: dict[Kind, Sequence[Column]] = {
-    "rows": (*ROW_COLUMNS, *PLACE_COLUMNS), "tokens": TOKEN_COLUMNS, "steps": STEP_COLUMNS
+    "rows": (*ROW_COLUMNS, *PLACE_COLUMNS), "tokens": TOKEN_COLUMNS, "turns": TURN_COLUMNS, "steps": STEP_COLUMNS
 }  # fmt: skip
 
 
@@ -43,7 +53,7 @@ def connect(run: "Run", found: LiveSegments, query: str, **config: str) -> duckd
     grown = _growing(run.storage, found, wanted)
     try:
         for kind in wanted:
-            _create_view(connection, run, kind, found.steps if kind == "steps" else found.rows, grown[kind])
+            _create_view(connection, run, kind, found, grown[kind])
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from error
     if "rollups" in query.lower():
@@ -58,24 +68,31 @@ def _growing(files: Storage, found: LiveSegments, wanted: Sequence[Kind]) -> dic
 
     DuckDB opens a file once to read its columns and again for every query, and might find a different file then.
     """
-    segments = growing(found.rows) if {"rows", "tokens"} & set(wanted) else ()
+    segments = growing(found.rows) if set(wanted) - {"steps"} else ()
     rows = [(segment, lines_of_steps(files, segment, "rows", None, None)) for segment in segments]
     tables: dict[Kind, list[pa.Table]] = {"rows": [table for _, table in rows]}
-    if "tokens" in wanted:
-        tables["tokens"] = [tokens_of_rows(files, segment, table, None, None) for segment, table in rows]
+    for kind in OF_ROLLOUT.keys() & set(wanted):
+        tables[kind] = [lines_of_rows(files, segment, kind, table, None, None) for segment, table in rows]
     if "steps" in wanted:
         tables["steps"] = [lines_of_steps(files, segment, "steps", None, None) for segment in growing(found.steps)]
     return tables
 
 
+def files_of(files: Storage, found: LiveSegments, kind: Kind) -> list[Segment]:
+    """Return the segments that have a file of a kind and can no longer grow."""
+    segments = found.steps if kind == "steps" else found.rows
+    open_ones = growing(segments)
+    settled = [segment for segment in segments if segment not in open_ones]
+    return [segment for segment in settled if kind != "turns" or has_turns(files, segment)]
+
+
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, run: "Run", kind: Kind, segments: list[Segment], grown: list[pa.Table]
+    connection: duckdb.DuckDBPyConnection, run: "Run", kind: Kind, found: LiveSegments, grown: list[pa.Table]
 ) -> None:
     """Create a view with every declared column, whether or not any file has it."""
     parts = [f"{kind}_declared"]
     connection.register(parts[0], arrow_schema(_COLUMNS[kind]).empty_table())
-    open_ones = growing(segments)
-    settled = [segment for segment in segments if segment not in open_ones]
+    settled = files_of(run.storage, found, kind)
     whole = [segment for segment in settled if segment.stop > segment.last]
     cut = [segment for segment in settled if segment.stop <= segment.last]
     for number, (some, stop) in enumerate([(whole, None), *(([segment], segment.stop) for segment in cut)]):
@@ -83,7 +100,7 @@ def _create_view(
             name = f"{kind}_recorded_{number}"
             # DuckDB interprets names as glob patterns.
             paths = [glob.escape(run.storage.path(segment.name(kind))) for segment in some]
-            connection.read_parquet(paths, union_by_name=True).create_view(name)
+            _current(connection.read_parquet(paths, union_by_name=True), kind).create_view(name)
             parts.append(name if stop is None else f"{name} WHERE step < {stop}")
     for number, table in enumerate(grown):
         parts.append(f"{kind}_growing_{number}")
@@ -91,3 +108,13 @@ def _create_view(
     hidden = f"SELECT * EXCLUDE ({', '.join(c.name for c in PLACE_COLUMNS)})" if kind == "rows" else "SELECT *"
     union = " UNION ALL BY NAME ".join(f"FROM {part}" for part in parts)
     connection.execute(f"CREATE VIEW {kind} AS {hidden} FROM ({union})")
+
+
+def _current(recorded: duckdb.DuckDBPyRelation, kind: Kind) -> duckdb.DuckDBPyRelation:
+    """Return recorded lines with the present names of the columns of tokens."""
+    for name, now in FORMER.items() if kind == "tokens" else ():
+        if name in recorded.columns:
+            both = f"coalesce({now}, {name})" if now in recorded.columns else name
+            others = ", ".join({name, now} & set(recorded.columns))
+            recorded = recorded.project(f"* EXCLUDE ({others}), {both} AS {now}")
+    return recorded

@@ -7,14 +7,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from cavesson.record.former import current
 from cavesson.record.keys import rollout_keys
 from cavesson.record.merging import in_order
 from cavesson.record.precision import Array, rounded
 from cavesson.record.rollups import rollups_of
-from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from cavesson.record.segments import is_compacted, segment_name, union, write_parquet
+from cavesson.record.schema import (
+    ROW_COLUMNS,
+    SOURCES,
+    STEP_COLUMNS,
+    TOKEN_COLUMNS,
+    TURN_COLUMNS,
+    Column,
+    arrow_schema,
+)
+from cavesson.record.segments import file_name, is_compacted, segment_name, stem_of, write_parquet
 from cavesson.record.statistics import rollout_statistics
 from cavesson.record.storage import Location, Storage, small_table, storage
+from cavesson.record.tables import NO_TURNS, Tables, together
 
 PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
 
@@ -26,9 +36,12 @@ class Rollouts(NamedTuple):
     rows: dict[str, Any]
     """[B] columns"""
     tokens: dict[str, Array]
-    """[N] columns of the response tokens, ``row`` (index of the rollout in ``rows``) and ``position``"""
+    """[N] columns of the response tokens, ``row`` (index of the rollout in ``rows``) and ``position``; ``source`` as
+    code"""
     measured: bool
     """whether there are token columns; without them, even the number of tokens is unknown"""
+    turns: dict[str, list[Any]]
+    """[M] columns of the turns; empty if there are none"""
 
 
 class Metrics(NamedTuple):
@@ -39,19 +52,19 @@ class Metrics(NamedTuple):
 
 
 Call = Rollouts | Metrics
-Tables = tuple[pa.Table, pa.Table]
-"""Rows and tokens."""
 Rows = dict[int, dict[str, float]]
 """Step → metrics."""
 
 
-def flattened(step: int, rows: Mapping[str, Any], tokens: Mapping[str, Array], measured: bool) -> Rollouts:
-    """Return a call without padding; ``tokens`` are [B, T] columns with their ``mask``."""
+def flattened(
+    step: int, rows: Mapping[str, Any], tokens: Mapping[str, Array], measured: bool, turns: Mapping[str, list[Any]]
+) -> Rollouts:
+    """Return a call without padding; ``tokens`` are [B, T] columns, with ``attended``."""
     order = np.argsort(np.asarray(rows["sample"]))
-    index, position = np.nonzero(tokens["mask"][order])
+    index, position = np.nonzero(tokens["attended"][order])
     index = order[index]
-    flat = {name: array[index, position] for name, array in tokens.items()}
-    return Rollouts(step, dict(rows), flat | {"row": index, "position": position}, measured)
+    flat = {name: array[index, position] for name, array in tokens.items() if name != "attended"}
+    return Rollouts(step, dict(rows), flat | {"row": index, "position": position}, measured, dict(turns))
 
 
 def tables_of(calls: Sequence[Rollouts], attempt: int, rank: int, failed: Callable[[Exception], None]) -> Tables | None:
@@ -70,15 +83,14 @@ def tables_of(calls: Sequence[Rollouts], attempt: int, rank: int, failed: Callab
             failed(error)
             return None
     each = [found for call in calls if (found := tables_of([call], attempt, rank, failed)) is not None]
-    return (union(*(rows for rows, _ in each)), union(*(tokens for _, tokens in each))) if each else None
+    return together(each) if each else None
 
 
 def _tables_of(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tables:
     alike: dict[Any, list[Rollouts]] = {}
     for call in calls:
-        alike.setdefault((tuple(call.rows), tuple(call.tokens), call.measured), []).append(call)
-    found = [_tables_of_alike(some, attempt, rank) for some in alike.values()]
-    return union(*(rows for rows, _ in found)), union(*(tokens for _, tokens in found))
+        alike.setdefault((tuple(call.rows), tuple(call.tokens), call.measured, tuple(call.turns)), []).append(call)
+    return together([_tables_of_alike(some, attempt, rank) for some in alike.values()])
 
 
 def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tables:
@@ -89,12 +101,38 @@ def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tabl
     count, step = sum(sizes), np.repeat([call.step for call in calls], sizes)
     index = flat.pop("row") + np.repeat(np.cumsum([0, *sizes[:-1]]), [len(call.tokens["row"]) for call in calls])
     if calls[0].measured:
-        rows |= rollout_statistics(index, count, flat)
+        rows |= _statistics(index, count, flat)
     rows |= {"step": step, "attempt": np.full(count, attempt), "rank": np.full(count, rank)}
     # The statistics above are computed from the exact numbers, before rounding.
     flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
+    flat |= {"source": _source_names(flat["source"])} if "source" in flat else {}
     flat |= {"step": step[index], "sample": np.asarray(rows["sample"])[index]}
-    return table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
+    return Tables(table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat), _turns_of(calls, attempt, rank))
+
+
+def _statistics(index: Array, count: int, flat: Mapping[str, Array]) -> dict[str, pa.Array]:
+    """Return the statistics of the rows, which are those of the learned tokens."""
+    learned = flat.get("learned")
+    if learned is None or learned.all():
+        return rollout_statistics(index, count, flat)
+    return rollout_statistics(index[learned], count, {name: values[learned] for name, values in flat.items()})
+
+
+def _source_names(codes: Array) -> pa.Array:
+    """Return the sources as names; null for code −1."""
+    found = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8(), mask=codes < 0), pa.array(SOURCES))
+    return found.cast(pa.string())
+
+
+def _turns_of(calls: Sequence[Rollouts], attempt: int, rank: int) -> pa.Table:
+    """Return the turns of calls with the same columns."""
+    turns = {name: list(chain.from_iterable(call.turns[name] for call in calls)) for name in calls[0].turns}
+    if not turns:
+        return NO_TURNS
+    sizes = [len(call.turns["sample"]) for call in calls]
+    step = np.repeat([call.step for call in calls], sizes)
+    places = {"step": step, "attempt": np.full(len(step), attempt), "rank": np.full(len(step), rank)}
+    return table_of(TURN_COLUMNS, turns | places)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -112,37 +150,39 @@ def metrics_by_step(calls: Iterable[Metrics]) -> Rows:
     return rows
 
 
-def write_segment(place: Location, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> str:
+def write_segment(place: Location, attempt: int, rank: int, tables: Tables) -> str:
     """Write one process's rollouts of consecutive steps, and return the name of the file of rows.
 
     If there is a segment of the same steps, the rollouts are added to it. Those that are there already are replaced, so
     that a write whose outcome is unknown can be repeated.
 
-    The rows file is written last and commits the rollouts: tokens without a row do not count.
+    The rows file is written last and commits the rollouts: tokens and turns without a row do not count.
 
     Raises:
         ValueError: The segment has been compacted; ``write_rollouts`` can add to any step.
     """
-    files, steps = storage(place), rows["step"].to_numpy()
+    files, steps = storage(place), tables.rows["step"].to_numpy()
     first, last = int(steps.min()), int(steps.max())
-    row_name, token_name, rollup_name = (
-        segment_name(kind, first, attempt, rank, last) for kind in ("rows", "tokens", "rollups")
-    )
+    row_name = segment_name("rows", first, attempt, rank, last)
+    stem = stem_of(row_name)
     if files.exists(row_name):
-        tokens = union(without_rollouts(small_table(files, token_name), rows), tokens)
-        rows = union(without_rollouts(small_table(files, row_name), rows), rows)
+        tables = together([read_segment(files, stem).without(rollout_keys(tables.rows)), tables])
     elif is_compacted(files, row_name):
         raise ValueError(f"step {first} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
-    rows, tokens = in_order(rows, tokens)
-    write_parquet(files, token_name, tokens)
-    write_parquet(files, rollup_name, rollups_of(rows, tokens))
-    write_parquet(files, row_name, rows)
+    tables = in_order(tables)
+    write_parquet(files, file_name("tokens", stem), tables.tokens)
+    if len(tables.turns):
+        write_parquet(files, file_name("turns", stem), tables.turns)
+    write_parquet(files, file_name("rollups", stem), rollups_of(tables.rows, tables.tokens))
+    write_parquet(files, row_name, tables.rows)
     return row_name
 
 
-def without_rollouts(table: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the lines of rollouts that are not among ``rows``."""
-    return table.filter(pa.array(~np.isin(rollout_keys(table), rollout_keys(rows))))
+def read_segment(files: Storage, stem: str) -> Tables:
+    """Read a small segment in one piece."""
+    rows, tokens = (small_table(files, file_name(kind, stem)) for kind in ("rows", "tokens"))
+    turns = small_table(files, file_name("turns", stem)) if "turn_count" in rows.column_names else NO_TURNS
+    return Tables(rows, current(tokens), turns)
 
 
 def write_metrics(files: Storage, attempt: int, rank: int, rows: Rows) -> str:

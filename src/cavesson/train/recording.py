@@ -75,7 +75,8 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
     rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]
     tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
-    tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["attended"].bool().numpy()}
+    masks = {name: rollouts[name].bool().numpy() for name in ("attended", "learned")}
+    tokens |= {"token_id": rollouts["response_ids"].numpy(), **masks}
     if bool(((versions != versions[:, :1]) & (rollouts["learned"] > 0)).any()):
         tokens["sampler_version"] = versions.numpy()
     return rows, tokens

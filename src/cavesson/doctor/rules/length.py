@@ -117,7 +117,7 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
 
 @rule(
     number=66,
-    needs=["rows.finish_reason", "tokens.token_id", "info.eos_token_ids", "tokens.mask"],
+    needs=["rows.finish_reason", "tokens.token_id", "info.eos_token_ids", "tokens.learned"],
     recorded=["rows.finish_reason", "info.eos_token_ids"],
     severity="error",
     min_steps=5,

@@ -282,7 +282,7 @@ def _short_gone_since(rows: Rows) -> int | None:
 
 @rule(
     number=16,
-    needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
+    needs=["tokens.learned", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
     severity="error",
     training_only=True,
     title="Masked tokens are counted in the KL",

@@ -8,7 +8,7 @@ const columns = {
   ref_logprob: [-1, -1, -2.5, 0],
   token_reward: [0.5, -0.25, 2, 0],
   value: [1, 1, 1, 1],
-  mask: [1, 1, 1, 0],
+  learned: [1, 1, 1, 0],
 };
 const values = (key: string, gamma = 1) =>
   Array.from(
@@ -36,7 +36,7 @@ test("k1 and k3 per token; padding is not measured", () => {
 test("return to go sums what comes, discounted", () => {
   near(Array.from(returnToGo(columns, 1)), [2.25, 1.75, 2, NaN]);
   near(Array.from(returnToGo(columns, 0.5)), [0.5 + 0.5 * 0.75, -0.25 + 0.5 * 2, 2, NaN]);
-  near(Array.from(returnToGo({ token_reward: [1, 2] }, 1)), [3, 2]); // no mask: every token counts
+  near(Array.from(returnToGo({ token_reward: [1, 2] }, 1)), [3, 2]); // nothing says which are learned: every token counts
   near(values("monte_carlo_error"), [-1.25, -0.75, -1, NaN]);
 });
 

@@ -76,13 +76,13 @@ test("token columns are read where they lie", () => {
     [
       { name: "logprob", dtype: "float32", offset: 0 },
       { name: "token_id", dtype: "int32", offset: 8 },
-      { name: "mask", dtype: "uint8", offset: 16 },
+      { name: "learned", dtype: "uint8", offset: 16 },
     ],
     2,
   );
   assert.deepEqual(Array.from(columns["logprob"]!), [0.5, NaN]);
   assert.deepEqual(Array.from(columns["token_id"]!), [7, -1]);
-  assert.deepEqual(Array.from(columns["mask"]!), [1, 0]);
+  assert.deepEqual(Array.from(columns["learned"]!), [1, 0]);
 });
 
 test("data in an exported page cannot end its element, and reads back the same", () => {

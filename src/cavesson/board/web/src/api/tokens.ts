@@ -19,7 +19,7 @@ export interface Tokens {
 }
 
 /** Whether training learned from a token, and did not only read it, such as a tool's output. */
-export const isLearned = ({ columns }: Tokens, token: number): boolean => columns["mask"]?.[token] !== 0;
+export const isLearned = ({ columns }: Tokens, token: number): boolean => columns["learned"]?.[token] !== 0;
 
 /** Where one rollout is. */
 export const rolloutAddress = (run: number, { step, sample }: RolloutKey): string =>

@@ -65,16 +65,16 @@ export const TOKEN_METRICS: readonly TokenMetric[] = [
 ];
 
 /**
- * Σ γ^k · token_reward from each token to the last one that was learned (mask), the critic's true target; NaN behind the
+ * Σ γ^k · token_reward from each token to the last one that was learned, the critic's true target; NaN behind the
  * last reward that was measured, and before one that was not.
  */
 export function returnToGo(columns: TokenColumns, gamma: number): Float32Array {
   const rewards = columns["token_reward"]!;
-  const mask = columns["mask"];
+  const learned = columns["learned"];
   const result = new Float32Array(rewards.length).fill(NaN);
   let sum: number | null = null;
   for (let i = rewards.length - 1; i >= 0; i--) {
-    if ((mask && !mask[i]) || (sum === null && Number.isNaN(rewards[i]))) continue;
+    if ((learned && !learned[i]) || (sum === null && Number.isNaN(rewards[i]))) continue;
     sum = rewards[i]! + gamma * (sum ?? 0);
     result[i] = sum;
   }
@@ -88,7 +88,7 @@ export function available(columns: readonly string[]): TokenMetric[] {
 /** The metric's values; NaN where it was not measured, and for tokens that were not learned. */
 export function tokenValues(metric: TokenMetric, columns: TokenColumns, gamma: number): Float32Array {
   const values = metric.compute(columns, gamma);
-  const mask = columns["mask"];
-  if (mask) for (let i = 0; i < values.length; i++) if (!mask[i]) values[i] = NaN;
+  const learned = columns["learned"];
+  if (learned) for (let i = 0; i < values.length; i++) if (!learned[i]) values[i] = NaN;
   return values;
 }

@@ -178,7 +178,7 @@ function useTokenKeys(
 }
 
 const notLearned = ({ columns }: Loaded): number =>
-  Array.from(columns["mask"] ?? []).filter((learned) => learned === 0).length;
+  Array.from(columns["learned"] ?? []).filter((learned) => learned === 0).length;
 
 function Header({ run, loaded }: { run: number; loaded: Loaded }) {
   const t = useText();
