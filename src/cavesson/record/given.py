@@ -77,7 +77,8 @@ def _source_codes(source: Array, attended: Array) -> Array:
     codes: Array = np.zeros(attended.shape, np.int8)
     given = source[attended]
     if given.dtype.kind not in "iu":
-        known = {None: -1, **{name: code for code, name in enumerate(SOURCES)}}
+        known: dict[str | None, int] = {None: -1}
+        known |= {name: code for code, name in enumerate(SOURCES)}
         unknown = next((one for one in given.tolist() if one not in known), None)
         if unknown is not None:
             raise ValueError(f"tokens column 'source' has {unknown!r}, expected one of {', '.join(SOURCES)}")
