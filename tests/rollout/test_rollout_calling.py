@@ -222,7 +222,8 @@ def test_many_episodes_call_at_the_same_time_at_most_as_many_as_allowed():
         with lock:
             running += 1
             most = max(most, running)
-        together.wait(WAIT)  # three must run at once, or nobody gets on
+        together.wait(WAIT)  # three must run at once, or none returns
+        time.sleep(0.05)  # a fourth would be counted
         with lock:
             running -= 1
 
@@ -303,7 +304,7 @@ class Slow:
         return "ended"
 
 
-def test_an_environment_whose_call_outlasts_its_time_is_busy_until_it_ends():
+def test_an_environment_whose_call_outlasts_its_time_is_busy_until_it_ends(caplog):
     environments = Environments({None: Slow})
     one, other = (environments.take(environments.of({})) for _ in range(2))
     caller = Caller(2, 0.05)
@@ -314,6 +315,17 @@ def test_an_environment_whose_call_outlasts_its_time_is_busy_until_it_ends():
     while caller.is_busy(one.environment):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    time.sleep(0.1)
+    assert not caplog.records  # asyncio logs a result for which nobody waits
+
+
+@pytest.mark.slow
+def test_a_tool_that_runs_on_after_its_time_is_reported_every_minute(capsys):
+    ended = threading.Event()
+    assert answer(ended.wait, timeout=0.05).error
+    time.sleep(61)
+    ended.set()
+    assert capsys.readouterr().err == "cavesson: the tool wait is still running after 60 s\n"
 
 
 class Full:
