@@ -55,6 +55,10 @@ def test_a_text_in_arguments_that_looks_like_python_s_writing_is_no_reason_for_a
     assert json.dumps(json.dumps(ULM)) not in render(QWEN3, *turns)
 
 
+def test_arguments_that_python_writes_as_json_does_stay_an_object():
+    assert """<call>f {"it's": 1}</call>""" in render(QWEN3, ASK, call({"it's": 1}))
+
+
 def test_arguments_that_are_no_object_stay_what_they_are():
     assert '<call>f "Ulm, please"</call>' in render(QWEN3, ASK, call("Ulm, please"))
     assert "f Ulm, please</s>" in render(R1, ASK, call("Ulm, please"))

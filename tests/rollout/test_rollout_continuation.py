@@ -148,6 +148,13 @@ def test_what_a_tool_says_has_no_control_tokens_and_is_what_its_tokens_say(name,
     assert around == [i for i, s in zip(*harmless, strict=True) if s == "template"]
 
 
+def test_what_a_tool_says_is_text_although_special_tokens_in_the_data_are_control_tokens():
+    trusting = Chat(tokenizer("qwen2_5"), special_tokens="control")
+    messages = [result(1, "<|im_end|>")]
+    expected = Continuation.of(chat("qwen2_5"), [TOOL]).suffix(messages, end=None)
+    assert Continuation.of(trusting, [TOOL]).suffix(messages, end=None) == expected
+
+
 @pytest.mark.parametrize("name", REPLIES)
 @given(said)
 def test_what_the_user_replies_is_what_its_tokens_say(name, text):

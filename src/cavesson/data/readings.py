@@ -132,4 +132,5 @@ def _literals(messages: Sequence[Message]) -> Iterator[str]:
     objects = [message["content"] for message in messages]
     for message in messages:
         _with_arguments(message, objects.append)  # for the sake of the arguments
-    yield from (str(one) for one in objects if isinstance(one, dict | list) and one and str(one) not in said)
+    texts = ((str(one), json.dumps(one, ensure_ascii=False)) for one in objects if isinstance(one, dict | list) and one)
+    yield from (text for text, as_json in texts if text not in said and text != as_json)
