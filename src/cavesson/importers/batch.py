@@ -125,7 +125,8 @@ class RolloutBuffer:
 
 
 def _size(rollout: ImportedRollout) -> int:
-    texts = (value for value in rollout.row.values() if isinstance(value, str))
+    lines = (rollout.row, *rollout.turns)
+    texts = (value for line in lines for value in line.values() if isinstance(value, str))
     return 1024 + sum(map(len, texts)) + sum(len(values.content) for values in rollout.tokens.values())
 
 

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeGuard
 
 from cavesson.importers.packing import is_number, is_text, pack
 from cavesson.importers.rollout import Broken, Inexact, Origin
@@ -127,9 +127,14 @@ def conversation(value: Any, key: str) -> str:
         return text_of({key: value}, key)
     if isinstance(value, Mapping) and "role" in value:
         value = [value]
-    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+    if not is_messages(value):
         raise Broken(f"{key!r} is {excerpt(value)}, expected a string or a list of messages")
     return text_of({key: "\n\n".join(map(message_text, value))}, key)
+
+
+def is_messages(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
+    """Whether a value is a list of chat messages."""
+    return isinstance(value, list) and all(isinstance(message, Mapping) for message in value)
 
 
 def message_text(message: Mapping[str, Any]) -> str:

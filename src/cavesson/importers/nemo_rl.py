@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from cavesson.importers.fields import conversation, excerpt, group_of, message_text, with_rest
-from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
+from cavesson.importers.packing import Values, is_number, is_text, pack, pack_texts, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.importers.turns import sources_of, spans_of, turns_of
 
 TOKEN_KEYS = {
     "prev_logprobs": "logprob",
@@ -33,7 +34,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     reward = flat.get("rewards")
     if reward is not None and not is_number(reward):
         raise Broken(f"'rewards' is {excerpt(reward)}, expected a number")
-    tokens, used, prompt_ids, spans = _tokens(flat)
+    tokens, used, prompt_ids, sampled = _tokens(flat)
+    spans = [key for key, _ in groupby(sampled)]
     row: dict[str, Any] = {"reward": reward, "split": "train" if name[1] == "train" else "eval"}
     row |= dict(zip(("prompt", "response"), _texts(flat.get("content"), spans), strict=True))
     row["group"] = group_of(row["prompt"])
@@ -41,7 +43,18 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         row["prompt_ids"] = prompt_ids
     real = tokens["learned"].size if tokens else 0
     row = with_rest(row, flat, ("rewards", "content", "idx", *used), place)
-    return [ImportedRollout(int(name[2]), row, tokens, real)]
+    messages = _said(flat.get("content"))
+    if (sources := pack_texts(sources_of(messages, sampled))) is not None and tokens:
+        tokens["source"] = sources
+    turns = turns_of(messages, spans_of(messages, sampled) if tokens else None)
+    return [ImportedRollout(int(name[2]), row, tokens, real, turns=turns)]
+
+
+def _said(content: Any) -> list[Any]:
+    """Return the chat messages after the prompt, if the log has messages and not only their texts."""
+    messages = content if isinstance(content, list) else [content]
+    roles = [message.get("role") for message in messages if isinstance(message, Mapping)]
+    return messages[roles.index("assistant") :] if len(roles) == len(messages) and "assistant" in roles else []
 
 
 def _only(value: Any) -> Any:
@@ -49,7 +62,7 @@ def _only(value: Any) -> Any:
 
 
 def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list[int] | None, list[bool]]:
-    """Return the response's token columns, their source keys, the prompt ids, and whether each span was sampled."""
+    """Return the response's token columns, their source keys, the prompt ids, and whether each token was sampled."""
     ids, mask = flat.get("token_ids"), flat.get("token_loss_mask")
     if ids is None or mask is None:
         return {}, [], None, []
@@ -71,11 +84,10 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
     for name, values in packed.items():
         if values is None:
             raise Broken(f"the list of the tokens' {name} contains something that is not a number")
-    spans = [key for key, _ in groupby(sampled)]
     tokens = {name: values for name, values in packed.items() if values is not None}
     if pack_whole(ids[:start], low=0) is None:
         raise Broken("'token_ids' contains something that is not a token id")
-    return tokens, used, ids[:start], spans
+    return tokens, used, ids[:start], sampled[start:]
 
 
 def _texts(content: Any, spans: list[bool]) -> tuple[str, str]:

@@ -24,11 +24,12 @@ from cavesson.importers.fields import (
     to_json,
     with_rest,
 )
-from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
+from cavesson.importers.packing import Values, is_number, is_text, pack, pack_texts, pack_whole
 from cavesson.importers.prime_annotations import Annotations, paths_of
 from cavesson.importers.prime_rollouts import ROLLOUT_KEYS, rollout_of
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.steps import step_in_names
+from cavesson.importers.turns import Span, source_of, turns_of
 
 SAMPLED = {
     "logprobs": "sampler_logprob",
@@ -83,10 +84,11 @@ def _of_trace(
         reason = nested(trace, "calls", -1, "finish_reason")
         row["finish_reason"] = reason if reason in ("stop", "length") else None
         tokens, prompt_ids = _tokens(path)
+        turns = turns_of([node.get("message") for node in path[cut:]], _spans(path, len(prompt_ids))[cut:])
         if prompt_ids:
             row["prompt_ids"] = prompt_ids
         real = tokens["token_id"].size if tokens else 0
-        yield ImportedRollout(step, with_rest(row, kept, (), place), tokens, real)
+        yield ImportedRollout(step, with_rest(row, kept, (), place), tokens, real, turns=turns)
 
 
 def _work(record: Node) -> Mapping[str, Any]:
@@ -129,7 +131,9 @@ def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
     if True not in sampled:
         return {}, ids
     start = sampled.index(True)
-    packed = {"token_id": pack_whole(ids[start:]), "learned": pack_whole([int(value) for value in sampled[start:]])}
+    learned = pack_whole([int(value) for value in sampled[start:]])
+    packed: dict[str, Values | None] = {"token_id": pack_whole(ids[start:]), "learned": learned}
+    packed["source"] = pack_texts(_sources(path)[start:])
     columns = {name: _spread(path, key) for key, name in SAMPLED.items()}
     packed |= {name: pack(values[start:]) for name, values in columns.items() if values is not None}
     tokens: dict[str, Values] = {}
@@ -138,6 +142,28 @@ def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
             raise Broken(f"a node's list for {name} contains something that is not a number")
         tokens[name] = values
     return tokens, ids[:start]
+
+
+def _sources(path: Sequence[Node]) -> list[str | None]:
+    """Return the source of every token: in a message of the assistant, the template wrote what was not sampled."""
+    found: list[str | None] = []
+    for node in path:
+        role = nested(node, "message", "role")
+        found += [
+            "template" if role == "assistant" and not value else source_of(role, bool(value))
+            for value in _list(node, "mask")
+        ]
+    return found
+
+
+def _spans(path: Sequence[Node], start: int) -> list[Span | None]:
+    """Return where the tokens of each node are, counted from the first sampled one; None for a node without tokens."""
+    spans: list[Span | None] = []
+    end = -start
+    for node in path:
+        first, end = max(end, 0), end + len(_list(node, "token_ids"))
+        spans.append(Span(first, end - first) if end > first else None)
+    return spans
 
 
 def _list(node: Node, key: str) -> list[Any]:

@@ -9,10 +9,11 @@ of all tokens before it and of its own, unless prime-rl left these out.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cavesson.importers.fields import conversation, group_of, parts_of, reward_of, scored, with_rest
-from cavesson.importers.packing import Values, pack, pack_whole
+from cavesson.importers.fields import conversation, group_of, is_messages, parts_of, reward_of, scored, with_rest
+from cavesson.importers.packing import Values, pack, pack_texts, pack_whole
 from cavesson.importers.rollout import ImportedRollout, Origin
 from cavesson.importers.steps import BY_NAME, found_step
+from cavesson.importers.turns import sources_of, spans_of, turns_of
 
 ROLLOUT_KEYS = frozenset({"example_id", "prompt", "completion", "reward"})
 _TOKEN_KEYS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
@@ -35,39 +36,47 @@ def rollout_of(record: dict[str, Any], place: Origin, split: str | None) -> Impo
     if record.get("is_truncated") is True:
         row["finish_reason"] = "length"
     turns = record.get("trajectory")
-    tokens, row["prompt_ids"] = _tokens(turns) if isinstance(turns, list) else ({}, None)
+    messages = record["completion"]
+    tokens, row["prompt_ids"], sampled = _tokens(turns) if isinstance(turns, list) else ({}, None, [])
+    if (sources := pack_texts(sources_of(messages, sampled))) is not None and tokens:
+        tokens["source"] = sources
     step, remarks = found_step(record, place)
     real = tokens["token_id"].size if tokens else 0
     remarks = tuple(remark for remark in remarks if remark != BY_NAME)  # prime-rl's own folders
     kept = record | {"trajectory": [_without_tokens(turn) for turn in turns]} if tokens and turns else record
-    return ImportedRollout(step, with_rest(row, kept, used, place), tokens, real, remarks)
+    said = turns_of(messages, spans_of(messages, sampled) if tokens and is_messages(messages) else None)
+    return ImportedRollout(step, with_rest(row, kept, used, place), tokens, real, remarks, said)
 
 
 def _without_tokens(turn: Turn) -> Turn:
     return turn | {"tokens": {key: value for key, value in turn["tokens"].items() if key not in _TOKEN_KEYS}}
 
 
-def _tokens(turns: Sequence[Any]) -> tuple[dict[str, Values], list[int] | None]:
-    """Return the columns of all tokens after the first prompt, and its ids; nothing if the turns are not one text."""
+def _tokens(turns: Sequence[Any]) -> tuple[dict[str, Values], list[int] | None, list[bool]]:
+    """Return the columns of all tokens after the first prompt, its ids, and which of the tokens were sampled.
+
+    All are empty if the turns are not one text.
+    """
     given: list[Any] = [turn.get("tokens") if isinstance(turn, dict) else None for turn in turns]
     if not given or not all(map(_is_complete, given)):
-        return {}, None
+        return {}, None, []
     first: list[int] = given[0]["prompt_ids"]
-    ids, mask = list(first), [0] * len(first)
+    ids, mask, sampled = list(first), [0] * len(first), [False] * len(first)
     logprobs: list[float | None] = [None] * len(first)
     for turn in given:
         before = turn["prompt_ids"]
         if before[: len(ids)] != ids:
-            return {}, None
+            return {}, None, []
         between = len(before) - len(ids)
         ids = before + turn["completion_ids"]
         mask += [0] * between + [int(value) for value in turn["completion_mask"]]
+        sampled += [False] * between + [True] * len(turn["completion_ids"])
         logprobs += [None] * between + turn["completion_logprobs"]
     start = len(first)
     packed = {"token_id": pack_whole(ids[start:]), "learned": pack_whole(mask[start:])}
     packed["sampler_logprob"] = pack(logprobs[start:])
     tokens: dict[str, Values] = {name: values for name, values in packed.items() if values is not None and values.size}
-    return (tokens, first) if "token_id" in tokens else ({}, None)
+    return (tokens, first, sampled[start:]) if "token_id" in tokens else ({}, None, [])
 
 
 def _is_complete(tokens: Any) -> bool:

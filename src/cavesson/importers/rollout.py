@@ -70,6 +70,8 @@ class ImportedRollout(NamedTuple):
     """How many tokens, from the first, are not padding."""
     remarks: tuple[str, ...] = ()
     """What the user should know about how the record was read; counted by text."""
+    turns: Sequence[dict[str, Any]] = ()
+    """Turns of an episode in their order: columns of the record's turns, as far as they are known."""
 
 
 @dataclass(frozen=True)

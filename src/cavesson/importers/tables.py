@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from cavesson.importers.packing import PackedNumbers, PackedTexts, Values
 from cavesson.importers.rollout import ImportedRollout
-from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, Column, arrow_schema
 from cavesson.record.statistics import NEEDS, rollout_statistics
-from cavesson.record.tables import Tables
+from cavesson.record.tables import NO_TURNS, Tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,7 +42,19 @@ def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> Ta
     flat |= {name: pa.array(np.repeat(keys, sizes)) for name, keys in (("step", step), ("sample", sample))}
     flat["learned"] = pa.array(learned)
     flat["position"] = pa.array(position.astype(np.int32))
-    return Tables(_table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics), _table(TOKEN_COLUMNS, flat))
+    rows = _table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics)
+    return Tables(rows, _table(TOKEN_COLUMNS, flat), _turns(rollouts, step, sample))
+
+
+def _turns(rollouts: Sequence[ImportedRollout], step: Array, sample: Array) -> pa.Table:
+    """Return the turns of ``rollouts``, in their order."""
+    places = zip(rollouts, step.tolist(), sample.tolist(), strict=True)
+    lines = [
+        {"step": at, "attempt": 0, "sample": number, "turn": turn, **columns}
+        for rollout, at, number in places
+        for turn, columns in enumerate(rollout.turns)
+    ]
+    return pa.Table.from_pylist(lines, arrow_schema(TURN_COLUMNS)) if lines else NO_TURNS
 
 
 def _rows(rollouts: Sequence[ImportedRollout], step: Array, sample: Array) -> dict[str, pa.Array]:

@@ -16,6 +16,7 @@ from cavesson.importers.fields import conversation, group_of, parts_of, reward_o
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.samples import samples_of
 from cavesson.importers.steps import step_at
+from cavesson.importers.turns import turns_of
 
 
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
@@ -34,7 +35,8 @@ def _rollout(record: dict[str, Any], place: Origin) -> ImportedRollout:
     row |= {"reward_parts": parts or None}
     row["reward"] = reward_of(record, "reward") if total else _sum(record, parts)
     used = ["step", *_TEXTS.values(), *parts, *(scored("reward", record) if total else [])]
-    return ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0)
+    turns = turns_of(record["completion"])
+    return ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0, turns=turns)
 
 
 def _sum(record: dict[str, Any], parts: dict[str, float]) -> float | None:
