@@ -268,7 +268,7 @@ def test_the_algorithm_of_openrlhf_is_that_of_its_advantages(estimator, algorith
 @pytest.mark.parametrize("rows", [[], [[]], [[1], [], [2, 3]]])
 def test_padding(rows):
     arrays = padded({"token_id": rows, "logprob": rows}, len(rows))
-    assert [r[m].tolist() for r, m in zip(arrays["token_id"], arrays["mask"], strict=True)] == rows
+    assert [r[m].tolist() for r, m in zip(arrays["token_id"], arrays["attended"], strict=True)] == rows
     assert arrays["token_id"].dtype == np.int64 and arrays["logprob"].dtype == np.float64
 
 

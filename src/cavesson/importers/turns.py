@@ -17,7 +17,7 @@ class Span(NamedTuple):
     """Where the tokens of a message are."""
 
     first: int
-    count: int
+    size: int
 
 
 def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[Turn]:
@@ -42,7 +42,7 @@ def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[
             waiting += _calls(message) if role == "assistant" else []
             turn["text"] = message_text(message).partition("\n")[2]
         if span is not None:
-            turn |= {"first_token": span.first, "tokens": span.count}
+            turn |= {"first_token": span.first, "tokens": span.size}
         found.append({name: _encodable(value) for name, value in turn.items()})
     return found
 
