@@ -94,8 +94,8 @@ logged = []
     first = (0, "a", "de", [1], 1.0, "g", 2, 0.5)
     second = (1, "bc", "fgh", [2, 3], 2.0, None, 2, 0.25)
     assert rows == [(1, *first), (1, *second), (2, *first), (2, *second)]
-    assert run.tokens(1, 1)["token_id"].to_pylist() == [6, 8]
-    assert run.tokens(1, 1)["advantage"].to_pylist() == [-0.5, -0.5]
+    tokens = run.tokens(1, 1).select(["token_id", "learned", "advantage"]).to_pylist()
+    assert [tuple(token.values()) for token in tokens] == [(6, True, -0.5), (7, False, 0.0), (8, True, -0.5)]
     # Another process goes on from a checkpoint, whose step only `fit` knows.
     process(2, 3)
     steps = open_run(tmp_path / "run").steps().to_pylist()

@@ -43,7 +43,7 @@ def test_verl(tmp_path, monkeypatch):
         batch.batch[name] = batch.batch["old_log_probs"]
     vars(module)["compute_data_metrics"](batch)
     assert lacking("verl", tmp_path / "runs" / "mine") == set()
-    assert {*verl.COLUMNS.values(), "mask"} == tokens_of("verl")
+    assert {*verl.COLUMNS.values(), "learned"} == tokens_of("verl")
 
 
 def test_openrlhf(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_openrlhf(tmp_path, monkeypatch):
     }
     exec(WAY["openrlhf"].code, given)
     assert lacking("openrlhf", tmp_path / "runs" / "mine") == set()
-    assert {*openrlhf.COLUMNS.values(), "token_id", "mask"} == tokens_of("openrlhf")
+    assert {*openrlhf.COLUMNS.values(), "token_id", "learned"} == tokens_of("openrlhf")
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_the_hooks_of_trl_have_the_columns_that_its_line_names():
     ones = torch.ones(1, 2)
     names = ("completion_ids", "completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps")
     output = dict.fromkeys((*names, "sampling_per_token_logps"), ones)
-    grouped = {*trl_grouped._tokens(output, []), "entropy"}  # the loss adds it
-    assert tokens_of("trl") == grouped | {*trl_ppo.COLUMNS, "mask"}
+    grouped = {*trl_grouped._tokens(output, []), "entropy"} - {"attended"}  # the loss adds the entropy
+    assert tokens_of("trl") == grouped | {*trl_ppo.COLUMNS}
     of_ppo = {one for one, text in WAY["trl"].requires.items() if text == "PPO"}
     assert of_ppo == {f"tokens.{name}" for name in trl_ppo.COLUMNS.keys() - grouped}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import train_trl
 
 from cavesson.importers import import_run
 from cavesson.record import Run
@@ -154,3 +155,46 @@ def test_ppo_of_trl_1_10(trained):
             assert row["reward"] - row["shaped_reward"] == pytest.approx(penalty, abs=1e-6)
             assert row["kl_coef"] == 0.05
         assert np.isfinite(tokens["value"].to_numpy()).all() and np.isfinite(tokens["return"].to_numpy()).all()
+
+
+TURNS = [
+    [("assistant", None, None), ("tool", "multiply", {"a": 6, "b": 7}), ("assistant", None, None)],
+    [
+        ("assistant", None, None),
+        ("tool", "multiply", {"a": 2, "b": 2}),
+        ("tool", "lookup", {"word": "six"}),
+        ("assistant", None, None),
+    ],
+    [("assistant", None, None), ("tool", "divide", {"a": 1, "b": 0}), ("assistant", None, None)],
+    [("assistant", None, None)],
+]
+"""Role, name and arguments of the turns of each rollout; TRL puts the results of async tools last."""
+
+
+@pytest.mark.slow
+def test_turns_and_sources_of_a_run_with_tools_and_an_environment(trained):
+    run, seen, _, _ = trained("tools", "1.16")
+    encode = train_trl.tokenizer("<|im_end|>")
+    assert len(seen) == 2
+    for step, batch in enumerate(seen):
+        for sample, turns in enumerate(TURNS):
+            found = run.turns(step, sample).to_pylist()
+            read = [json.loads(line["arguments"]) if line["arguments"] else None for line in found]
+            assert [(line["role"], line["name"], a) for line, a in zip(found, read, strict=True)] == turns
+            # Tokens: those that TRL has, whoever wrote them; what it learns from is what the policy sampled.
+            length = sum(batch["completion_mask"][sample])
+            tokens, learned = run.tokens(step, sample), batch["tool_mask"][sample][:length]
+            assert tokens["token_id"].to_pylist() == batch["completion_ids"][sample][:length]
+            assert tokens["learned"].to_pylist() == [bool(value) for value in learned]
+            assert tokens["source"].to_pylist() == ["sampled" if value else "tool" for value in learned]
+            assert run.rollout(step, sample).row["length"] == sum(learned)
+            for line in (one for one in found if one["first_token"] is not None):
+                here = tokens.slice(line["first_token"], line["tokens"])
+                assert set(here["source"].to_pylist()) == {"tool" if line["role"] == "tool" else "sampled"}
+                if "arguments" not in line["text"]:  # of a call, TRL has parsed the text
+                    assert line["text"] in encode.decode(here["token_id"].to_pylist())
+        times = {(i, line["name"]): line["seconds"] for i in range(4) for line in run.turns(step, i).to_pylist()}
+        assert times[0, "multiply"] >= 0.05 and times[1, "multiply"] >= 0.05 and 0 <= times[1, "lookup"] < 0.05
+        (failed,) = (line for i in range(4) for line in run.turns(step, i).to_pylist() if line["error"] is not None)
+        assert (failed["sample"], failed["name"], failed["error"]) == (2, "divide", "division by zero")
+        assert run.rows(["reward"], [step])["reward"].to_pylist() == [1.0, 1.0, 0.0, 0.0]

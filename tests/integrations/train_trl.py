@@ -1,4 +1,4 @@
-"""A few recorded steps of a trainer of TRL on a small model: python train_trl.py grpo|rloo|ppo|rewards RUN OUT.
+"""A few recorded steps of a trainer of TRL on a small model: python train_trl.py grpo|rloo|ppo|rewards|tools RUN OUT.
 
 What the trainer computed is caught here once more, by other means, and written to OUT as JSON.
 """
@@ -6,6 +6,7 @@ What the trainer computed is caught here once more, by other means, and written 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -20,13 +21,13 @@ from cavesson.integrations.trl import RecorderCallback, record
 PROMPTS = ["one two", "three", "four five six", "seven"]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(end: str = "<end>") -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    built = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(["<end>", "<pad>", *alphabet])}, merges=[]))
+    built = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate([end, "<pad>", *alphabet])}, merges=[]))
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     built.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=built, padding_side="left", eos_token="<end>", pad_token="<pad>"
+        tokenizer_object=built, padding_side="left", eos_token=end, pad_token="<pad>"
     )  # fmt: skip
 
 
@@ -115,8 +116,88 @@ def ppo(run: str) -> tuple[object, list]:
     return trainer, []
 
 
+def call(name: str, **given: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
+
+
+FIRST = [
+    "I see. " + call("multiply", a=6, b=7),
+    call("lookup", word="six") + "\n" + call("multiply", a=2, b=2),
+    call("divide", a=1, b=0),
+    "No tool.",
+]
+"""What the policy says first in each rollout: such a small model would not call a tool by chance."""
+
+
+class Calculator:
+    def reset(self, **row: object) -> None:
+        self.calls = 0
+
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        time.sleep(0.05)
+        self.calls += 1
+        return a * b
+
+    def divide(self, a: int, b: int) -> float:
+        """Divide two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a / b
+
+    def get_reward(self) -> float:
+        return float(self.calls)
+
+
+async def lookup(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return f"{word} is a word"
+
+
+def tools(run: str) -> tuple[object, list]:
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    encode, seen = tokenizer("<|im_end|>"), []
+    encode.chat_template = qwen2_5_chat_template
+
+    class Scripted(GRPOTrainer):
+        def _generate_single_turn(self, prompt_ids, *given, **more):
+            texts = [encode.decode(ids).rsplit("<|im_start|>", 2)[1] for ids in prompt_ids]
+            said = [FIRST[i % 4] if "<tool_response>" not in text else "Done." for i, text in enumerate(texts)]
+            return [encode.encode(f"{text}<|im_end|>") for text in said], None
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            names = ("completion_ids", "completion_mask", "tool_mask")
+            seen.append({name: output[name].tolist() for name in names})
+            return output
+
+    given = arguments(run) | {"per_device_train_batch_size": 4, "max_steps": 2, "num_generations": 4}
+    trainer = Scripted(
+        model=model(max_position_embeddings=8192), args=GRPOConfig(**given, max_completion_length=400),
+        processing_class=encode, train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "6*7?"}]]}),
+        environment_factory=Calculator, tools=[lookup],
+    )  # fmt: skip
+    record(trainer, run)
+    return trainer, seen
+
+
 def main(name: str, run: str, out: str) -> None:
-    trainer, seen = {"ppo": ppo, "rewards": rewards}[name](run) if name in ("ppo", "rewards") else grouped(name, run)
+    others = {"ppo": ppo, "rewards": rewards, "tools": tools}
+    trainer, seen = others[name](run) if name in others else grouped(name, run)
     trainer.train()
     Path(out).write_text(json.dumps({"seen": seen, "logs": trainer.state.log_history}))
 

@@ -94,7 +94,12 @@ class RecorderCallback(TrainerCallback):
         return self._samples[step] > 0
 
     def rollouts(
-        self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Any], split: str = "train"
+        self,
+        step: int,
+        rows: Mapping[str, Sequence[Any]],
+        tokens: Mapping[str, Any],
+        split: str = "train",
+        turns: Sequence[Sequence[Mapping[str, Any]]] = (),
     ) -> None:
         """Record this process's rollouts of a step, with the next free sample numbers of the step.
 
@@ -103,6 +108,7 @@ class RecorderCallback(TrainerCallback):
             rows: [B] columns of the record's rows, including ``prompt``, ``response`` and ``reward``.
             tokens: Columns of the record's tokens, as ``Recorder.rollouts`` takes them.
             split: ``train`` or ``eval``.
+            turns: Of each rollout, in their order, with columns of the record's turns; none if they are unknown.
         """
         if self._recorder is None:
             raise RuntimeError("the callback has not seen on_train_begin: add it to the trainer's callbacks")
@@ -111,7 +117,7 @@ class RecorderCallback(TrainerCallback):
         self._samples[step] += self._world * count
         filled: dict[str, Any] = {"sample": np.arange(first, first + count), "split": [split] * count}
         filled["group"] = [group_of(prompt) for prompt in rows["prompt"]]
-        self._recorder.rollouts(step, {**filled, **rows}, tokens)
+        self._recorder.rollouts(step, {**filled, **rows}, tokens, _turn_columns(filled["sample"].tolist(), turns))
 
     def rewards(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> list[Any]:
         """Wrap reward functions so that the rollouts and scores that pass through them are recorded.
@@ -215,6 +221,15 @@ def dtype_of(model: Any, args: Any) -> str | None:
     for weight in model.parameters():
         sizes[str(weight.dtype).removeprefix("torch.")] += weight.numel()
     return sizes.most_common(1)[0][0]
+
+
+def _turn_columns(samples: Sequence[int], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]] | None:
+    """Return the columns of all turns, as ``Recorder.rollouts`` takes them; None if there are none."""
+    lines = [(sample, turn) for sample, own in zip(samples, turns, strict=False) for turn in own]
+    if not lines:
+        return None
+    names = dict.fromkeys(name for _, turn in lines for name in turn)
+    return {"sample": [sample for sample, _ in lines]} | {name: [t.get(name) for _, t in lines] for name in names}
 
 
 def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[Any]]:

@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from cavesson.importers.fields import is_messages
+from cavesson.importers.turns import Turn, sources_of, spans_of, turns_of
 from cavesson.integrations.tensors import as_array, without_padding
+from cavesson.integrations.timed_tools import Times, timed_tools
 from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
 from cavesson.record.precision import Array
+from cavesson.record.schema import SOURCES
 
 PENALTIES = {
     "GRPOConfig": {"place": "loss", "estimator": "k3"},
@@ -29,6 +33,8 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
     trainer._calculate_rewards = watcher.rewards
     trainer._get_per_token_logps_and_entropies = watcher.score
     trainer._compute_loss = watcher.loss
+    if hasattr(trainer, "_tool_call_loop"):
+        trainer._tool_call_loop = watcher.call_tools
     callback.step_ended = watcher.write
     if ends := _ends(trainer):  # at the first one, TRL ends its mask
         callback.settings["eos_token_ids"] = sorted(ends)
@@ -44,6 +50,9 @@ class _Batch:
         self.step, self.split, self.first = step, split, first
         self.rows: dict[str, list[Any]] = {}
         self.tokens: dict[str, Array] = {}
+        self.completions: list[Any] = []
+        """Each a text, or the chat messages of an episode."""
+        self.turns: list[list[Turn]] = []
         self.scored: list[Any] = []
         """Log-probabilities that were computed while generating: the policy's first, then the reference's."""
         self.of_loss: dict[str, Array] = {}
@@ -56,7 +65,7 @@ class _Batch:
         inside[inside] = ~self.seen[lines[inside] - self.first]
         places = lines[inside] - self.first
         for name, values in columns.items():
-            column = self.of_loss.setdefault(name, np.zeros(self.tokens["mask"].shape))
+            column = self.of_loss.setdefault(name, np.zeros(self.tokens["attended"].shape))
             column[places, : values.shape[1]] = values[inside]
         self.seen[places] = True
 
@@ -77,12 +86,15 @@ class _Watcher:
         self._rewards = trainer._calculate_rewards
         self._score = trainer._get_per_token_logps_and_entropies
         self._loss = trainer._compute_loss
+        self._call_tools = getattr(trainer, "_tool_call_loop", None)
+        self._times: Times = {}
 
     def generate(self, inputs: Any) -> Any:
         training, now = self._trainer.model.training, self._trainer.state.global_step
         before = max(now - 1, self._callback.start)  # the step after which an evaluation is
         batch = _Batch(now, "train", self._count) if training else _Batch(before, "eval", self._count)
         self._generating = batch
+        self._times = {}
         try:
             output = self._generate(inputs)
         finally:
@@ -91,6 +103,9 @@ class _Watcher:
         columns = {name: [row[name] for row in inputs] for name in inputs[0] if all(name in row for row in inputs)}
         batch.rows |= _rows(self._trainer, output, now) | truths_of(columns)
         batch.tokens = _tokens(output, batch.scored)
+        if "tool_mask" in output:
+            batch.tokens["source"] = _sources(batch)
+        batch.turns = _turns(batch, self._times)
         batch.seen = np.zeros(count, np.bool_)
         output[LINE] = output["completion_ids"].new_tensor(range(self._count, self._count + count))
         self._count += count
@@ -105,8 +120,16 @@ class _Watcher:
             mine = as_array(scores)[first : first + len(prompts)]
             weights = as_array(trainer.reward_weights).tolist()
             self._generating.rows |= text_rows(prompts, completions)
+            self._generating.completions = list(completions)
             self._generating.rows |= reward_rows(trainer.reward_func_names, mine, weights)
         return scores
+
+    def call_tools(self, *given: Any, **more: Any) -> Any:
+        for name in ("_sync_tool_dicts", "_async_tool_dicts"):
+            tools = getattr(self._trainer, name, None)  # TRL 1.10 has one for all rollouts
+            if tools is not None:
+                setattr(self._trainer, name, [timed_tools(some, row, self._times) for row, some in enumerate(tools)])
+        return self._call_tools(*given, **more)
 
     def score(self, *given: Any, **more: Any) -> Any:
         result = self._score(*given, **more)
@@ -129,8 +152,34 @@ class _Watcher:
     def write(self) -> None:
         """Pass all rollouts to the callback and drop them: if a batch is reused later, the policy has changed."""
         for batch in self._batches if self._callback.records else ():  # not of an evaluation before training
-            self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split)
+            self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split, batch.turns)
         self._batches = []
+
+
+def _sampled(batch: _Batch) -> list[list[bool]]:
+    """Return of each rollout's tokens whether the policy sampled them."""
+    rows = zip(batch.tokens["learned"], batch.tokens["attended"], strict=True)
+    return [learned[attended].tolist() for learned, attended in rows]
+
+
+def _sources(batch: _Batch) -> Array:
+    """Return [B, T] the codes of the tokens' sources."""
+    codes: Array = np.zeros(batch.tokens["attended"].shape, np.int8)
+    known = {None: -1, **{name: code for code, name in enumerate(SOURCES)}}
+    for row, (completion, sampled) in enumerate(zip(batch.completions, _sampled(batch), strict=True)):
+        codes[row, batch.tokens["attended"][row]] = [known[source] for source in sources_of(completion, sampled)]
+    return codes
+
+
+def _turns(batch: _Batch, times: Times) -> list[list[Turn]]:
+    found = []
+    for row, (completion, sampled) in enumerate(zip(batch.completions, _sampled(batch), strict=True)):
+        turns = turns_of(completion, spans_of(completion, sampled) if is_messages(completion) else None)
+        for turn in turns:
+            seconds = times.get((row, turn.get("name")), [])
+            turn |= {"seconds": seconds.pop(0).seconds} if turn["role"] == "tool" and seconds else {}
+        found.append(turns)
+    return found
 
 
 def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
@@ -155,12 +204,11 @@ def _ends(trainer: Any) -> set[int]:
 
 def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:
     """Return the token columns that are known once the rollouts are scored."""
-    mask = as_array(output["completion_mask"]).astype(bool)
-    if "tool_mask" in output:
-        mask &= as_array(output["tool_mask"]).astype(bool)
+    attended = as_array(output["completion_mask"]).astype(bool)
+    learned = attended & as_array(output["tool_mask"]).astype(bool) if "tool_mask" in output else attended
     advantage = as_array(output["advantages"])
-    columns = {"token_id": as_array(output["completion_ids"]), "mask": mask}
-    columns["advantage"] = np.broadcast_to(advantage[:, None] if advantage.ndim == 1 else advantage, mask.shape)
+    columns = {"token_id": as_array(output["completion_ids"]), "attended": attended, "learned": learned}
+    columns["advantage"] = np.broadcast_to(advantage[:, None] if advantage.ndim == 1 else advantage, attended.shape)
     if "old_logps" in output:  # RLOO keeps only sums, and always scores the policy before the reference
         named = dict(zip(("logprob", "ref_logprob"), scored, strict=False))
     else:

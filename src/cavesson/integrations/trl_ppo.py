@@ -67,4 +67,4 @@ def _rows(trainer: Any, variables: dict[str, Any], step: int) -> dict[str, Any]:
 
 def _tokens(variables: dict[str, Any]) -> dict[str, Array]:
     tokens = {name: as_array(variables[local]) for name, local in COLUMNS.items()}
-    return tokens | {"mask": ~as_array(variables["padding_mask"])}
+    return tokens | {"attended": ~as_array(variables["padding_mask"])}

@@ -89,18 +89,21 @@ def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, A
     ids, prompts = as_array(tensors["responses"]), as_array(tensors["prompts"])
     attention = as_array(tensors["attention_mask"]).astype(bool)
     width = ids.shape[1]
-    mask = as_array(tensors["response_mask"]).astype(bool) if "response_mask" in tensors else attention[:, -width:]
+    attended = attention[:, -width:]
+    # Between two answers, verl's mask leaves out what a tool or a user wrote.
+    learned = as_array(tensors["response_mask"]).astype(bool) & attended if "response_mask" in tensors else attended
     prompt_ids = without_padding(prompts, attention[:, :-width])
     rows: dict[str, Any] = {"sample": np.arange(len(ids)), "split": ["train"] * len(ids), "prompt_ids": prompt_ids}
     rows["prompt"] = [tokenizer.decode(row, skip_special_tokens=True) for row in prompt_ids]
-    there = zip(ids, attention[:, -width:], strict=True)
+    there = zip(ids, attended, strict=True)
     rows["response"] = [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in there]
-    rows["reward"] = (as_array(tensors["token_level_scores"]) * mask).sum(1)
+    rows["reward"] = (as_array(tensors["token_level_scores"]) * learned).sum(1)
     rows["group"] = list(map(group_of, rows["prompt"]))
     if (truths := _truths(others)) is not None:
         rows["ground_truth"] = truths
     tokens = {name: as_array(tensors[key]) for key, name in COLUMNS.items() if key in tensors}
-    return rows, {name: np.broadcast_to(a, mask.shape) for name, a in tokens.items()} | {"mask": mask}
+    columns = {name: np.broadcast_to(values, ids.shape) for name, values in tokens.items()}
+    return rows, columns | {"attended": attended, "learned": learned}
 
 
 def _truths(others: Mapping[str, Any]) -> list[str | None] | None:

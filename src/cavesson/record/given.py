@@ -73,7 +73,7 @@ def _check_rows(rows: Mapping[str, Sequence[Any] | Array], count: int, called: s
 
 
 def _source_codes(source: Array, attended: Array) -> Array:
-    """Return [B, T] codes of sources that are given as names or as codes; −1 where one is unknown (None)."""
+    """Return [B, T] codes of sources that are given as names or as codes; None or −1 is unknown."""
     codes: Array = np.zeros(attended.shape, np.int8)
     given = source[attended]
     if given.dtype.kind not in "iu":
@@ -83,8 +83,8 @@ def _source_codes(source: Array, attended: Array) -> Array:
         if unknown is not None:
             raise ValueError(f"tokens column 'source' has {unknown!r}, expected one of {', '.join(SOURCES)}")
         given = np.array([known[one] for one in given.tolist()], np.int8)
-    elif len(given) and not 0 <= given.min() <= given.max() < len(SOURCES):
-        raise ValueError(f"tokens column 'source' has codes from {given.min()} to {given.max()}, expected 0 to 3")
+    elif len(given) and not -1 <= given.min() <= given.max() < len(SOURCES):
+        raise ValueError(f"tokens column 'source' has codes from {given.min()} to {given.max()}, expected -1 to 3")
     codes[attended] = given
     return codes
 
