@@ -15,7 +15,7 @@ from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.timed_tools import Times, timed_tools
 from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
 from cavesson.record.precision import Array
-from cavesson.record.schema import SOURCES
+from cavesson.record.schema import SOURCE_CODES
 
 PENALTIES = {
     "GRPOConfig": {"place": "loss", "estimator": "k3"},
@@ -165,9 +165,8 @@ def _sampled(batch: _Batch) -> list[list[bool]]:
 def _sources(batch: _Batch) -> Array:
     """Return [B, T] the codes of the tokens' sources."""
     codes: Array = np.zeros(batch.tokens["attended"].shape, np.int8)
-    known = {None: -1, **{name: code for code, name in enumerate(SOURCES)}}
     for row, (completion, sampled) in enumerate(zip(batch.completions, _sampled(batch), strict=True)):
-        codes[row, batch.tokens["attended"][row]] = [known[source] for source in sources_of(completion, sampled)]
+        codes[row, batch.tokens["attended"][row]] = [SOURCE_CODES[source] for source in sources_of(completion, sampled)]
     return codes
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cavesson.record.padding import padded
 from cavesson.record.precision import Array
-from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
+from cavesson.record.schema import ROW_COLUMNS, SOURCE_CODES, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
 from cavesson.record.statistics import STATISTICS
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
@@ -77,12 +77,10 @@ def _source_codes(source: Array, attended: Array) -> Array:
     codes: Array = np.zeros(attended.shape, np.int8)
     given = source[attended]
     if given.dtype.kind not in "iu":
-        known: dict[str | None, int] = {None: -1}
-        known |= {name: code for code, name in enumerate(SOURCES)}
-        unknown = next((one for one in given.tolist() if one not in known), None)
+        unknown = next((one for one in given.tolist() if one not in SOURCE_CODES), None)
         if unknown is not None:
             raise ValueError(f"tokens column 'source' has {unknown!r}, expected one of {', '.join(SOURCES)}")
-        given = np.array([known[one] for one in given.tolist()], np.int8)
+        given = np.array([SOURCE_CODES[one] for one in given.tolist()], np.int8)
     elif len(given) and not -1 <= given.min() <= given.max() < len(SOURCES):
         raise ValueError(f"tokens column 'source' has codes from {given.min()} to {given.max()}, expected -1 to 3")
     codes[attended] = given

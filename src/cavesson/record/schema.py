@@ -107,6 +107,8 @@ SOURCES = ("sampled", "template", "tool", "user")
 """Where a token comes from: the policy, the chat template between turns, the result of a tool, or a user's reply.
 
 A source's index here is its code."""
+SOURCE_CODES: dict[str | None, int] = {None: -1, "sampled": 0, "template": 1, "tool": 2, "user": 3}
+"""Source, None for an unknown one → its code."""
 
 TURN_COLUMNS = (
     Column("step", pa.int32(), "as in rows", required=True),
