@@ -89,14 +89,16 @@ def test_statistics_and_rollups_are_those_of_the_learned_tokens(folder):
 
 
 def test_codes_are_sources(folder):
-    codes = np.array([[0, 1, 2, 3, 0]], np.int8)
-    attended = np.array([[True, True, True, True, False]])
+    codes = np.array([[0, 1, 2, 3, -1, 0]], np.int8)
+    attended = np.array([[True] * 5 + [False]])
     with Recorder(folder) as recorder:
         rows = {"prompt": ["p"], "response": ["r"], "reward": [0.0]}
         recorder.rollouts(0, rows, {"attended": attended, "source": codes, "token_id": codes})
-    found = cavesson.open(folder).tokens(0)
-    assert found["source"].to_pylist() == ["sampled", "template", "tool", "user"]
-    assert found["learned"].to_pylist() == [True] * 4
+        recorder.rollouts(1, rows, {"source": [[0, 1, 2, 3, -1]]})
+    for step in range(2):
+        found = cavesson.open(folder).tokens(step)
+        assert found["source"].to_pylist() == ["sampled", "template", "tool", "user", None]
+        assert found["learned"].to_pylist() == [True] * 5
 
 
 def test_callers_with_the_earlier_name_record_the_same(folder, tmp_path):
@@ -258,7 +260,7 @@ def test_wrong_turns_are_refused_and_nothing_is_recorded(folder, change, what):
             {"source": [["sampled"] * 7, ["robot"]]},
             "'source' has 'robot', expected one of sampled, template, tool, user",
         ),
-        ({"source": [[4] * 7, [0]]}, "'source' has 4"),
+        ({"source": [[4] * 7, [0]]}, "'source' has codes from 0 to 4"),
         ({"mask": np.ones((2, 7), np.bool_), "learned": np.ones((2, 7), np.bool_)}, "the earlier name of 'attended'"),
         ({"attended": np.zeros((2, 7), np.bool_), "learned": np.ones((2, 7), np.bool_)}, "that attended leaves out"),
     ],

@@ -86,7 +86,7 @@ class _Watcher:
         self._rewards = trainer._calculate_rewards
         self._score = trainer._get_per_token_logps_and_entropies
         self._loss = trainer._compute_loss
-        self._call_tools = getattr(trainer, "_tool_call_loop", None)
+        self._call_tools: Any = getattr(trainer, "_tool_call_loop", None)
         self._times: Times = {}
 
     def generate(self, inputs: Any) -> Any:

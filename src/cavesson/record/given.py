@@ -75,7 +75,7 @@ def _check_rows(rows: Mapping[str, Sequence[Any] | Array], count: int, called: s
 def _source_codes(source: Array, attended: Array) -> Array:
     """Return [B, T] codes of sources that are given as names or as codes; None or −1 is unknown."""
     codes: Array = np.zeros(attended.shape, np.int8)
-    given = source[attended]
+    given: Array = np.array(source[attended].tolist())
     if given.dtype.kind not in "iu":
         unknown = next((one for one in given.tolist() if one not in SOURCE_CODES), None)
         if unknown is not None:
