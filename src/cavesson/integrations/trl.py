@@ -32,6 +32,7 @@ from transformers import TrainerCallback
 from cavesson.errors import UserError
 from cavesson.importers.fields import conversation, group_of
 from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record.given import turn_columns
 from cavesson.record.precision import Array
 
 _TRUTHS = ("ground_truth", "answer", "solution")
@@ -117,7 +118,7 @@ class RecorderCallback(TrainerCallback):
         self._samples[step] += self._world * count
         filled: dict[str, Any] = {"sample": np.arange(first, first + count), "split": [split] * count}
         filled["group"] = [group_of(prompt) for prompt in rows["prompt"]]
-        self._recorder.rollouts(step, {**filled, **rows}, tokens, _turn_columns(filled["sample"].tolist(), turns))
+        self._recorder.rollouts(step, {**filled, **rows}, tokens, turn_columns(filled["sample"].tolist(), turns))
 
     def rewards(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> list[Any]:
         """Wrap reward functions so that the rollouts and scores that pass through them are recorded.
@@ -221,15 +222,6 @@ def dtype_of(model: Any, args: Any) -> str | None:
     for weight in model.parameters():
         sizes[str(weight.dtype).removeprefix("torch.")] += weight.numel()
     return sizes.most_common(1)[0][0]
-
-
-def _turn_columns(samples: Sequence[int], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]] | None:
-    """Return the columns of all turns, as ``Recorder.rollouts`` takes them; None if there are none."""
-    lines = [(sample, turn) for sample, own in zip(samples, turns, strict=False) for turn in own]
-    if not lines:
-        return None
-    names = dict.fromkeys(name for _, turn in lines for name in turn)
-    return {"sample": [sample for sample, _ in lines]} | {name: [t.get(name) for _, t in lines] for name in names}
 
 
 def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[Any]]:

@@ -119,6 +119,20 @@ def checked_turns(
     return lists if count else {}
 
 
+def turn_columns(samples: Sequence[int], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]] | None:
+    """Return the columns of all turns, as ``Recorder.rollouts`` takes them; None if there are none.
+
+    Args:
+        samples: [B] sample of each rollout.
+        turns: [B] turns of each rollout in their order, by the names of the columns; empty if they are unknown.
+    """
+    lines = [(sample, turn) for sample, own in zip(samples, turns, strict=bool(turns)) for turn in own]
+    if not lines:
+        return None
+    names = dict.fromkeys(name for _, turn in lines for name in turn)
+    return {"sample": [sample for sample, _ in lines]} | {name: [turn.get(name) for _, turn in lines] for name in names}
+
+
 def _as_json(arguments: Any) -> str | None:
     """Return the arguments of a call as JSON; a text, such as what could not be parsed, as it is."""
     if arguments is None or isinstance(arguments, str):

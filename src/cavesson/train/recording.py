@@ -76,7 +76,7 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]
     tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
     masks = {name: rollouts[name].bool().numpy() for name in ("attended", "learned")}
-    tokens |= {"token_id": rollouts["response_ids"].numpy(), **masks}
+    tokens |= {"token_id": rollouts["response_ids"].numpy(), "source": rollouts["source"].numpy(), **masks}
     if bool(((versions != versions[:, :1]) & (rollouts["learned"] > 0)).any()):
         tokens["sampler_version"] = versions.numpy()
     return rows, tokens
