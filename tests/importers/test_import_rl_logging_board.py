@@ -325,3 +325,53 @@ def test_ids_without_a_vocabulary_are_said_and_leave_nothing_behind(tmp_path):
     with pytest.raises(UserError, match=r"no vocabulary\.parquet"):
         export(folder, folder.parent / "out")
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+
+
+def test_episodes_come_back_with_their_turns(tmp_path):
+    """The format has no turns: an export adds them, and an import reads them."""
+    rows, _ = rollouts(2, 3)
+    tokens = {
+        "token": [["call", "42", "done"], ["a", "b", "c"]], "logprob": [[-1.0, -9.0, -0.5], [-1.0, -1.0, -1.0]],
+        "source": [["sampled", "tool", "sampled"], ["sampled"] * 3],
+        "learned": [[True, False, True], [True] * 3],
+    }  # fmt: skip
+    turns = {
+        "sample": [0, 0, 0], "role": ["assistant", "tool", "assistant"], "name": [None, "f", None],
+        "arguments": [None, {"a": 1}, None], "text": ["call", "42", "done"], "first_token": [0, 1, 2],
+        "tokens": [1, 1, 1], "seconds": [None, 0.5, None], "error": [None, "late", None], "reward": [None, None, 1.0],
+    }  # fmt: skip
+    with Recorder(tmp_path / "run") as recorder:
+        recorder.rollouts(0, rows, tokens, turns)
+    export(tmp_path / "run", tmp_path / "first")
+    first, second = map(json.loads, (tmp_path / "first" / "rank-0000.jsonl").read_text().splitlines())
+    assert first["sources"] == tokens["source"][0] and first["learned_tokens"] == tokens["learned"][0]
+    assert first["turns"][1] == {
+        "role": "tool", "name": "f", "arguments": '{"a": 1}', "text": "42", "first_token": 1, "tokens": 1,
+        "seconds": 0.5, "error": "late",
+    }  # fmt: skip
+    assert not {"turns", "sources", "learned_tokens"} & second.keys(), "nothing to say of a single response"
+    import_run(tmp_path / "first", tmp_path / "again")
+    run, again = cavesson.open(tmp_path / "run"), cavesson.open(tmp_path / "again")
+    names = [name for name in run.turns(0).column_names if name not in ("attempt", "rank")]
+    assert again.turns(0).select(names).to_pylist() == run.turns(0).select(names).to_pylist()
+    assert again.tokens(0, 0)["source"].to_pylist() == tokens["source"][0]
+    assert again.tokens(0)["learned"].to_pylist() == [*tokens["learned"][0], *tokens["learned"][1]]
+    export(tmp_path / "again", tmp_path / "second")
+    written = (tmp_path / "second" / "rank-0000.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == [first, second]
+
+
+def test_other_turns_and_sources_of_a_log_are_kept_as_they_are(tmp_path):
+    line = {"prompt": "p", "response": "r", "reward": 1.0, "step": 0, "response_tokens": ["a", "b"]}
+    odd = [
+        {"turns": 3}, {"turns": [{"role": "tool", "mood": "good"}]}, {"turns": []}, {"turns": [{"role": 7}]},
+        {"sources": ["a.txt", "b.txt"]}, {"sources": ["sampled", "sampled"]}, {"learned_tokens": [1, 0]},
+        {"learned_tokens": [True, True]},
+    ]  # fmt: skip
+    (tmp_path / "log").mkdir()
+    lines = [line | more for more in odd]
+    (tmp_path / "log" / "rank-0000.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    import_run(tmp_path / "log", tmp_path / "run")
+    assert not cavesson.open(tmp_path / "run").has_turns()
+    export(tmp_path / "run", tmp_path / "out")
+    assert [json.loads(one) for one in (tmp_path / "out" / "rank-0000.jsonl").read_text().splitlines()] == lines

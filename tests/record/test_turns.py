@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,15 @@ def test_tables_of_turns_can_be_written_at_once(folder):
     write_rollouts(folder, 0, rows, arrow_schema(TOKEN_COLUMNS).empty_table(), turns)
     run = cavesson.open(folder)
     assert run.turns(1, 0)["role"].to_pylist() == ["assistant", "tool"] and run.turns(0).num_rows == 0
+
+
+def test_the_summaries_of_a_run_count_turns_and_calls(folder):
+    broken = TURNS | {"error": [None, "too late", None, None]}
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, ROWS, tokens(), TURNS)
+        recorder.rollouts(1, ROWS, tokens(), broken)
+    out = io.StringIO()
+    show(folder, Console(file=out, width=200))
+    assert re.search(r"turns +8 *\n", out.getvalue()) and re.search(r"calls of tools +2, 1 failed", out.getvalue())
+    page = cavesson.open(folder)._repr_html_()
+    assert re.search(r">turns</th><td[^>]*>8<", page) and "2, 1 failed" in page

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 from cavesson.exporters.portions import portions, rollouts_by_step, schemas
 from cavesson.importers.fields import to_json
-from cavesson.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
+from cavesson.importers.rl_logging_board import OF_EPISODES, ROW_KEYS, TOKEN_KEYS, TURN_KEYS
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
@@ -24,9 +24,10 @@ def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
     ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
-    are omitted. The format cannot represent the rest of the record: token ids, sampler's log probabilities, advantages,
-    returns, entropies, masks, groups, parts of rewards with their weights and reasons, shaped rewards, prompt ids,
-    finish reasons, policy versions, KL coefficients and step metrics.
+    are omitted. Of episodes, ``turns`` and ``sources`` are added where recorded, and ``learned_tokens`` where a token
+    before the last learned one was not. The format cannot represent the rest of the record: token ids, sampler's log
+    probabilities, advantages, returns, entropies, groups, parts of rewards with their weights and reasons, shaped
+    rewards, prompt ids, finish reasons, policy versions, KL coefficients and step metrics.
 
     Args:
         place: Run folder to read, or a URL.
@@ -53,13 +54,27 @@ def _lines(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     measured = {name for schema in schemas(run, "tokens") for name in schema.names}
     for steps in portions(counts):
         rows, tokens = run.rows(steps=steps), run.arrow("tokens", steps=steps)
+        turns = _turns(run.arrow("turns", steps=steps))
         for step in steps:
             here = pc.field("step") == step
-            yield from _lines_of_step(run, rows.filter(here), tokens.filter(here), measured)
+            yield from _lines_of_step(run, rows.filter(here), tokens.filter(here), measured, turns)
+
+
+def _turns(turns: pa.Table) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Return the turns of each rollout, by step and sample, without values that were not measured."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for turn in turns.to_pylist():
+        line = {name: turn[name] for name in TURN_KEYS if turn[name] is not None}
+        found.setdefault((turn["step"], turn["sample"]), []).append(line)
+    return found
 
 
 def _lines_of_step(
-    run: Run, rows: pa.Table, tokens: pa.Table, measured: Collection[str]
+    run: Run,
+    rows: pa.Table,
+    tokens: pa.Table,
+    measured: Collection[str],
+    turns: Mapping[tuple[int, int], list[dict[str, Any]]],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rollouts of a step; an empty response has the empty lists of what was `measured`."""
     if len(tokens):
@@ -69,13 +84,16 @@ def _lines_of_step(
     for row in rows.to_pylist():
         extra = json.loads(row.get("extra") or "{}")
         line = {"step": row["step"]} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        if said := turns.get((row["step"], row["sample"])):
+            line["turns"] = said
         # A number that the source wrote as a text, or a step as a float, is kept unchanged in `extra`.
         line = line | extra if run.info.get("format") == "rl-logging-board" else extra | line
         start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
         if start < end:
             line |= _token_lists(tokens.slice(start, end - start))
         elif row.get("length") == 0:
-            line |= {k: [] for k, name in TOKEN_KEYS.items() if {"token": "token_id"}.get(name, name) in measured}
+            names = {key: name for key, name in TOKEN_KEYS.items() if name not in OF_EPISODES}
+            line |= {k: [] for k, name in names.items() if {"token": "token_id"}.get(name, name) in measured}
         # RL Logging Board merges all files of a folder by step.
         yield f"{'held-out/' if row.get('split') == 'eval' else ''}rank-{row.get('rank') or 0:04d}.jsonl", line
 
@@ -85,9 +103,11 @@ def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:
     lists = {}
     for key, name in TOKEN_KEYS.items():
         values = tokens[name].to_pylist()
-        while values and values[-1] is None:
+        without = (None, False) if name == "learned" else (None,)
+        while values and values[-1] in without:
             values.pop()
-        if values:
+        # That the last tokens were not learned, the format says by ending the other lists before them.
+        if values and not (name in OF_EPISODES and all(value in (True, "sampled") for value in values)):
             lists[key] = values
     return lists
 

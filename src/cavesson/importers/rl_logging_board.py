@@ -10,10 +10,12 @@ spelling: 1 is exported as 1.0.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from cavesson.importers.fields import group_of, is_unscored, number_of, step_of, text_of, with_rest
-from cavesson.importers.packing import Values, is_number, is_text, pack_column
+from cavesson.importers.packing import Values, is_number, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Format, ImportedRollout, Origin
-from cavesson.record.schema import TOKEN_COLUMNS
+from cavesson.record.schema import SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
 
 ROW_KEYS = ("prompt", "response", "reward", "ref_response", "ref_reward", "ground_truth")
 """The format's keys that are columns of the record's rows under the same name."""
@@ -23,8 +25,18 @@ TOKEN_KEYS = {
     "ref_logprobs": "ref_logprob",
     "values": "value",
     "token_rewards": "token_reward",
+    "sources": "source",
+    "learned_tokens": "learned",
 }
 """The format's list → the record's column."""
+OF_EPISODES = ("source", "learned")
+"""Columns of which the format does not know; an export adds them where not all tokens were sampled and learned."""
+TURN_KEYS = {
+    column.name: column.type
+    for column in TURN_COLUMNS
+    if column.name not in ("step", "attempt", "rank", "sample", "turn")
+}
+"""What an export writes of each turn, under ``turns``."""
 PARTS = ("valid_reward", "ref_valid_reward")
 """Further rewards that the format's own viewer draws; they stay in ``extra`` as well, to come back on export."""
 _OTHER_ROWS = {
@@ -51,11 +63,34 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         row["rank"] = place.rank
     if parts := {key: float(record[key]) for key in PARTS if is_number(record.get(key))}:
         row["reward_parts"] = parts
-    return [ImportedRollout(step, with_rest(row, record, used, place), tokens, _real(tokens))]
+    turns = record["turns"] if _are_turns(record.get("turns")) else []
+    used += ["turns"] if turns else []
+    return [ImportedRollout(step, with_rest(row, record, used, place), tokens, _real(tokens), turns=turns)]
+
+
+def _are_turns(value: Any) -> bool:
+    """Whether a value is what an export writes for the turns of a rollout."""
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(
+        isinstance(turn, dict) and "role" in turn and turn.keys() <= TURN_KEYS.keys() and all(map(_fits, turn.items()))
+        for turn in turns
+    )
+
+
+def _fits(item: tuple[str, Any]) -> bool:
+    name, value = item
+    if pa.types.is_string(TURN_KEYS[name]):
+        return is_text(value)
+    return is_number(value) if pa.types.is_floating(TURN_KEYS[name]) else pack_whole([value]) is not None
 
 
 def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
     packed = {name: pack_column(_TOKEN_TYPES[name], record.get(key)) for key, name in TOKEN_KEYS.items()}
+    sources, learned = record.get("sources"), record.get("learned_tokens")
+    if packed["source"] is not None and not {"sampled"} < {*sources, "sampled"} <= {*SOURCES, None}:
+        packed["source"] = None
+    if packed["learned"] is not None and (not learned[-1] or all(learned) or {True, False} != {*learned}):
+        packed["learned"] = None
     return {name: values for name, values in packed.items() if values is not None}
 
 

@@ -46,7 +46,7 @@ from cavesson.record.segments import (
 from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
-from cavesson.record.tables import NO_TURNS
+from cavesson.record.tables import NO_TURNS, turn_counts
 from cavesson.text.masking import masked
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ class Run:
         """Return the HTML that a notebook shows."""
         steps = self.steps()
         facts = {**self.facts, "steps": steps.num_rows or None, **rollout_counts(self.rows(["split"]))}
+        facts |= turn_counts(self.arrow("turns", ["role", "error"]))
         numbers = steps["step"].to_pylist()
         curves = {name: (numbers, steps[name].to_pylist()) for name in steps.column_names if name in SHOWN}
         return page(f"Run {self.folder}", facts, curves)

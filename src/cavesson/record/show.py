@@ -19,6 +19,7 @@ from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
 from cavesson.record.splits import HELD_OUT, OTHER, Split, of_split, rollout_counts
 from cavesson.record.storage import Location
+from cavesson.record.tables import turn_counts
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
 
@@ -159,7 +160,7 @@ def _show_header(run: Run, console: Console) -> None:
     steps = rows["step"].unique().to_pylist() or run.steps()["step"].to_pylist()
     facts = {"model": run.facts["model"], **run.facts, "source": run.info.get("source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
-    facts |= rollout_counts(rows)
+    facts |= rollout_counts(rows) | turn_counts(run.arrow("turns", ["role", "error"]))
     facts["changed"] = "; ".join(map(_changed, run.info.get("changes", []))) or None
     console.print(_facts(facts))
 

@@ -1,9 +1,10 @@
 """What a segment holds: rollouts, their tokens and their turns."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.record.keys import rollout_keys
 from cavesson.record.precision import Array
@@ -27,6 +28,18 @@ class Tables(NamedTuple):
     def only(self, keys: Array) -> "Tables":
         """Return the rollouts that ``keys``, as of ``rollout_keys``, name."""
         return Tables(*(table.filter(pa.array(np.isin(rollout_keys(table), keys))) for table in self))
+
+
+def turn_counts(turns: pa.Table) -> dict[str, Any]:
+    """Return the number of turns, and of calls of tools, for a summary of a run; None for none.
+
+    Args:
+        turns: The columns ``role`` and ``error``.
+    """
+    calls = turns.filter(pc.equal(turns["role"], "tool"))
+    failed = len(calls) - calls["error"].null_count
+    said = f"{len(calls)}, {failed} failed" if failed else len(calls) or None
+    return {"turns": len(turns) or None, "calls of tools": said}
 
 
 def together(parts: "list[Tables]") -> Tables:
