@@ -86,7 +86,7 @@ def _fits(item: tuple[str, Any]) -> bool:
 
 def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
     packed = {name: pack_column(_TOKEN_TYPES[name], record.get(key)) for key, name in TOKEN_KEYS.items()}
-    sources, learned = record.get("sources"), record.get("learned_tokens")
+    sources, learned = record.get("sources", []), record.get("learned_tokens", [])
     if packed["source"] is not None and not {"sampled"} < {*sources, "sampled"} <= {*SOURCES, None}:
         packed["source"] = None
     if packed["learned"] is not None and (not learned[-1] or all(learned) or {True, False} != {*learned}):
