@@ -366,7 +366,7 @@ def test_other_turns_and_sources_of_a_log_are_kept_as_they_are(tmp_path):
     odd = [
         {"turns": 3}, {"turns": [{"role": "tool", "mood": "good"}]}, {"turns": []}, {"turns": [{"role": 7}]},
         {"sources": ["a.txt", "b.txt"]}, {"sources": ["sampled", "sampled"]}, {"learned_tokens": [1, 0]},
-        {"learned_tokens": [True, True]},
+        {"learned_tokens": [0, 1]}, {"learned_tokens": [True, True]},
     ]  # fmt: skip
     (tmp_path / "log").mkdir()
     lines = [line | more for more in odd]

@@ -178,6 +178,8 @@ def test_turns_survive_files_merges_and_resumes(tmp_path_factory, counts, interv
     before = everything(run)
     compact(folder)
     assert everything(run) == before
+    segments = {segment.stem for segment in run.segments()}
+    assert {path.stem.removeprefix("turns-") for path in folder.glob("record/turns-*")} <= segments, "nothing is left"
 
 
 def test_a_new_attempt_supersedes_turns(folder):

@@ -89,7 +89,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
     sources, learned = record.get("sources", []), record.get("learned_tokens", [])
     if packed["source"] is not None and not {"sampled"} < {*sources, "sampled"} <= {*SOURCES, None}:
         packed["source"] = None
-    if packed["learned"] is not None and (not learned[-1] or all(learned) or {True, False} != {*learned}):
+    if packed["learned"] is not None and not (learned[-1] is True and any(one is False for one in learned)):
         packed["learned"] = None
     return {name: values for name, values in packed.items() if values is not None}
 
