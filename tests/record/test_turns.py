@@ -356,3 +356,15 @@ def test_the_summaries_of_a_run_count_turns_and_calls(folder):
     assert re.search(r"turns +8 *\n", out.getvalue()) and re.search(r"calls of tools +2, 1 failed", out.getvalue())
     page = cavesson.open(folder)._repr_html_()
     assert re.search(r">turns</th><td[^>]*>8<", page) and "2, 1 failed" in page
+
+
+def test_merged_rows_say_where_their_turns_are(folder):
+    with Recorder(folder, interval=0) as recorder:
+        for step in range(3):
+            recorder.rollouts(step, ROWS, tokens(), TURNS if step != 1 else None)
+    compact(folder)
+    run = cavesson.open(folder)
+    (segment,) = run.segments()
+    places = run.read(segment, "rows", ["turn_start", "turn_count"]).to_pylist()
+    assert [tuple(place.values()) for place in places] == [(0, 3), (3, 1), (None, None), (None, None), (4, 3), (7, 1)]
+    assert run.read(segment, "turns", ["sample"], 4, 3)["sample"].to_pylist() == [0, 0, 0]
