@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doctor_helpers import Made, check_shares, healthy
+from doctor_helpers import Made, check_shares, healthy, suited
 from test_doctor_rules import BY_NAME, IMPORTED, SICK
 
 import cavesson
@@ -70,7 +70,7 @@ def test_a_sick_run_is_recognised_by_the_responses_that_are_scored(name: str, tm
     sick, near = SICK[name]
     rule = BY_NAME[name]
     for case, is_sick in ((sick, True), (near, False)):
-        made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
+        made = healthy(suited(rule))
         case(made)
         found = rule.statistic(partly_scored(made, tmp_path / str(is_sick), 0.2))
         assert (found is not None and found.sick) == is_sick
