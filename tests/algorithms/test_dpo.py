@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import cavesson
 from cavesson.algorithms.dpo import DPO
-from cavesson.errors import UserError
+from cavesson.errors import UserCodeError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import load_trained
 from cavesson.ops.preferences import bradley_terry
@@ -204,19 +204,16 @@ def test_a_reference_of_another_vocabulary_is_refused(tmp_path: Path, adapters):
 
 
 def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):
-    class Killed(BaseException):
-        pass
-
-    def kill(step: int, metrics: dict[str, float]) -> None:
+    def fail(step: int, metrics: dict[str, float]) -> None:
         if step == 2:
-            raise Killed
+            raise ValueError
 
     whole = finish("dpo", tmp_path / "whole", pairs(), epochs=2)
     stopped = settings("dpo", tmp_path / "stopped", pairs(), epochs=2, checkpoint__every=1)
-    with pytest.raises(Killed):
-        Training(stopped).run(kill)
+    with pytest.raises(UserCodeError, match="the steps before step 3 are recorded"):
+        Training(stopped).run(fail)
     rest = Training(stopped, resume=True).run(quiet)
-    for one, other in zip(whole.metrics[2:], rest.metrics, strict=True):
+    for one, other in zip(whole.metrics[3:], rest.metrics, strict=True):
         assert other["loss/total"] == one["loss/total"]
     (tmp_path / "stopped" / "run" / "reference.safetensors").unlink()
     with pytest.raises(UserError, match="reference"):

@@ -72,11 +72,10 @@ def test_requests_of_every_window_count(monkeypatch: pytest.MonkeyPatch) -> None
     assert lookers.foreign == ["https://elsewhere/one", "https://elsewhere/two"]
 
 
-def test_pictures_stay_without_runs_to_draw_others_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "FOLDER", tmp_path)
+def test_pictures_stay_without_runs_to_draw_others_from(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     picture = tmp_path / "pictures" / "old.svg"
     picture.touch()
     with pytest.raises(SystemExit, match="has no runs of benchmarks/faults"):
-        diagnosis.draw(tmp_path / "WRONG")
+        diagnosis.draw(tmp_path / "WRONG", tmp_path)
     assert picture.exists()

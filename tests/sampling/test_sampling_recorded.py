@@ -20,7 +20,6 @@ from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
 from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.train.remarks import sampling_remarks
 
 
 @pytest.mark.parametrize(
@@ -80,11 +79,11 @@ def test_caches_that_grow_are_not_recorded() -> None:
 def test_why_a_gpu_samples_without_a_cuda_graph_is_told(tokenizer) -> None:
     sampler = Sampler(sharp_policy(), tokenizer, SamplingSettings(), seed=0)
     sampler.decoding = Decoding("static", "decoding raises RuntimeError (no graph)")
-    assert sampling_remarks(sampler) == [
+    assert sampler.remarks() == [
         "sampling does not use a CUDA graph, which would be faster: decoding raises RuntimeError (no graph)"
     ]
     sampler.decoding = Decoding("recorded")
-    assert sampling_remarks(sampler) == []
+    assert sampler.remarks() == []
 
 
 def test_steps_of_sharded_weights_are_not_recorded() -> None:
