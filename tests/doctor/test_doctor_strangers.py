@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from doctor_helpers import END, Made, healthy, reading
 
+from cavesson.doctor.derive.critic import scales
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
 from cavesson.doctor.recording import needs, recipes, recordable
 from cavesson.doctor.rules import RULES
@@ -260,26 +261,43 @@ def test_advantages_that_contain_another_estimate_than_the_settings_say(tmp_path
         assert found == ([] if name == "k1" else ["penalty-wrong"])
 
 
-@pytest.mark.parametrize("settings", [True, False])
-def test_whitened_rewards_that_are_recorded_as_before(settings, tmp_path):
-    """Values and return are on the scale of the whitened rewards; the token rewards are not."""
+def whitened_later(noise: float, offset: float) -> Made:
+    """A run whose values and returns are on the scale of the whitened rewards, but whose token rewards are not.
+
+    Args:
+        noise: Of the critic, in standard deviations of the returns.
+        offset: What it is off by everywhere.
+    """
     made = healthy(steps=32)
     raw = made.tokens["token_reward"].copy()
     for step, inside in zip(made.tokens["token_reward"], made.mask, strict=True):
         step[inside] /= step[inside].std()
     scale = made.tokens["token_reward"]
     going = np.where(made.mask, np.cumsum(scale[..., ::-1], -1)[..., ::-1], 0.0)
-    made.tokens |= {"return": going, "value": np.where(made.mask, going + 0.3 * going.std(), 0.0), "token_reward": raw}
+    wrong = noise * np.random.default_rng(1).normal(size=going.shape) + offset
+    value = np.where(made.mask, going + wrong * going.std(), 0.0)
+    made.tokens |= {"return": going, "value": value, "token_reward": raw}
     # λ = 1: the return of a token is its reward + the return of the next one.
     made.info["config"]["ppo"] |= {"whiten_rewards": True, "lam": 1.0}
+    return made
+
+
+@pytest.mark.parametrize("settings", [True, False])
+def test_whitened_rewards_that_are_recorded_as_before(settings, tmp_path):
+    made = whitened_later(noise=0.3, offset=0.0)
     if not settings:
         made.info = {}
     data = made.data(tmp_path)
     assert data.setting("config.ppo.whiten_rewards") is True
-    assert not names(
-        diagnose(data, [value_not_fitting, value_start, reward_position, penalty_wrong, reward_accounting])
-    )
+    found = diagnose(data, [value_not_fitting, value_start, reward_position, penalty_wrong, reward_accounting])
+    assert not names(found) and value_not_fitting in [rule for rule, _ in found.healthy]
     assert data.rows["kl_coef"] == pytest.approx(0.05, rel=0.01)
+
+
+def test_values_that_only_rounding_tells_from_returns_do_not_tell_how_rewards_are_whitened(tmp_path):
+    data = whitened_later(noise=0.0, offset=0.3).data(tmp_path)
+    assert not np.isfinite(scales(data.sample)).any()
+    assert not names(diagnose(data, [value_not_fitting, value_start, reward_accounting]))
 
 
 def test_only_what_a_trainer_can_record_is_asked_for():

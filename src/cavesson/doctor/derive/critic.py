@@ -23,6 +23,8 @@ SCALE = 0.01
 """Relative difference from 1 from which returns add up other rewards than those recorded."""
 LEFT = 1e-4
 """Largest share of the variance that an exact identity leaves, because columns are rounded."""
+APART = 5e-3
+"""Smallest singular value of standardised columns, relative to the largest, that is not a matter of rounding."""
 
 
 @derivation(
@@ -156,12 +158,24 @@ def whitened_alone(sample: Sample, advantage: Array) -> Series:
 
 
 def _fitted(columns: Sequence[Array], goal: Array) -> Array | None:
-    """Return the least-squares coefficients of columns and of 1; None if they do not explain the goal exactly."""
+    """Return the least-squares coefficients of columns and of 1; None if they do not explain the goal exactly.
+
+    None, too, if the columns do not determine them but for their rounding, as values that are the returns + a constant.
+    """
     matrix = np.stack([*columns, np.ones(len(goal))], 1)
     known = np.isfinite(matrix).all(1) & np.isfinite(goal)
     matrix, goal = matrix[known], goal[known]
-    if len(goal) < MIN_TOKENS or np.linalg.matrix_rank(matrix) < matrix.shape[1]:
+    if len(goal) < MIN_TOKENS or not _are_independent(matrix[:, :-1]):
         return None
     coefficients = np.linalg.lstsq(matrix, goal, rcond=None)[0]
     is_exact = np.var(goal - matrix @ coefficients) <= LEFT * np.var(goal)
     return coefficients if is_exact else None
+
+
+def _are_independent(columns: Array) -> bool:
+    """Return whether no column [n, k] is a sum of the others and a constant, but for rounding."""
+    spread = columns.std(0)
+    if not spread.all():
+        return False
+    sizes = np.linalg.svd((columns - columns.mean(0)) / spread, compute_uv=False)
+    return bool(sizes[-1] > APART * sizes[0])

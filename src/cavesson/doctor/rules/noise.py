@@ -44,6 +44,14 @@ LOST = Phrase(
 )
 
 
+def rises_to_the_end(data: RunData) -> Phrase | None:
+    """Say that the reward is no noise, if it rises until the end of the run: the policy learns from it."""
+    is_known = data.has("rows.reward") and data.has("rows.response")
+    return (
+        Phrase("the reward rises to the end of the run, as noise does not") if is_known and not _silent(data) else None
+    )
+
+
 @rule(
     number=48,
     needs=["rows.reward", "rows.response"],
@@ -61,6 +69,7 @@ LOST = Phrase(
         ("rows.ground_truth", "rows.kl_k1"),
         "equal responses had different right answers, or the policy has hardly moved, so that little was tried",
     ),
+    absent=rises_to_the_end,
     windows=True,
 )
 def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:
