@@ -102,6 +102,12 @@ class Rollouts:
     """weight of each of these parts in the reward"""
     reward_reasons: list[dict[str, str]] = field(default_factory=list)
     """reasons that the parts gave"""
+    turns: list[list[Any]] = field(default_factory=list)
+    """turns of each episode, see `rollout.types.Turn`; empty if nothing answers the policy"""
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    """conversations of the episodes, if something answers the policy"""
+    worlds: list[Any] = field(default_factory=list)
+    """their environments, until they are rewarded"""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.batch[name]

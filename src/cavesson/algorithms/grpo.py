@@ -145,7 +145,7 @@ class GRPORun(RolloutRun):
     def algorithm(self) -> GRPO:
         """The algorithm, with the sampling limit as `longest` if that is not set."""
         algorithm: GRPO = super().algorithm
-        return algorithm.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
+        return algorithm.model_copy(update={"longest": self.grpo.longest or self.longest_episode})
 
     @property
     def rewards_are_scaled(self) -> bool:
@@ -167,9 +167,9 @@ class GRPORun(RolloutRun):
             )
         if (grpo.overlong == "penalty") != (grpo.overlong_buffer is not None):
             raise ValueError('grpo.overlong "penalty" and grpo.overlong_buffer need each other: set both or neither')
-        longest = grpo.longest or self.sampling.longest
-        if longest < self.sampling.longest:
-            raise ValueError(f"grpo.longest {longest} is less than the sampling length limit {self.sampling.longest}")
+        longest = grpo.longest or self.longest_episode
+        if longest < self.longest_episode:
+            raise ValueError(f"grpo.longest {longest} is less than the sampling length limit {self.longest_episode}")
         if grpo.overlong_buffer is not None and grpo.overlong_buffer > longest:
             raise ValueError(
                 f"grpo.overlong_buffer {grpo.overlong_buffer} is more than the longest response, {longest}"

@@ -33,6 +33,7 @@ from cavesson.object_storage import checked_url
 from cavesson.processes import Processes
 from cavesson.rewards.cleaning import CleaningSettings
 from cavesson.rewards.settings import RewardSettings, ShapingSettings
+from cavesson.rollout.settings import EnvironmentSettings
 from cavesson.sampling.settings import SamplingSettings
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ class RolloutRun(RunSettings):
     """how responses are sampled"""
     ray: RolloutRaySettings = RolloutRaySettings()
     """how a run is spread over a Ray cluster, with `--ray`"""
+    environment: EnvironmentSettings = EnvironmentSettings()
+    """tools and environments that answer the policy"""
     rewards: tuple[RewardSettings, ...] = ()
     """the reward functions; written [[rewards]] in a recipe"""
     cleaning: CleaningSettings = CleaningSettings()
@@ -187,6 +190,20 @@ class RolloutRun(RunSettings):
         if isinstance(algorithm, ImportanceAlgorithm) and algorithm.importance is None:
             return algorithm.model_copy(update={"importance": 0.0 if self.sampling.declared.exact else CAP})
         return algorithm
+
+    @property
+    def longest_episode(self) -> int:
+        """The most tokens of an episode after its first prompt; without an environment, of a response."""
+        return self.environment.max_tokens or self.sampling.longest
+
+    @model_validator(mode="after")
+    def _check_episodes(self) -> Self:
+        if self.longest_episode < self.sampling.longest:
+            raise ValueError(
+                f"environment.max_tokens {self.longest_episode} is less than the {self.sampling.longest} tokens of one "
+                "turn (sampling.max_new_tokens)"
+            )
+        return self
 
     @property
     def critic(self) -> ValueSettings | None:

@@ -46,7 +46,7 @@ def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> d
     if isinstance(settings, RolloutRun) and settings.record is None:
         rollouts = settings.steps * settings.batch_size
         numbers = len(TOKEN_COLUMNS) + 2  # token and mask
-        need["record"] = int(rollouts * (_BYTES_PER_ROLLOUT + settings.sampling.longest * numbers * BYTES_PER_NUMBER))
+        need["record"] = int(rollouts * (_BYTES_PER_ROLLOUT + settings.longest_episode * numbers * BYTES_PER_NUMBER))
     return need
 
 

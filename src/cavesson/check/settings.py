@@ -37,7 +37,7 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
         yield from _penalty(settings)
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size // settings.update.mini_batches)
         if settings.credit_decay is not None:
-            yield from _fading(settings.credit_decay, settings.sampling.longest, f"{settings.section}.lam = 1.0")
+            yield from _fading(settings.credit_decay, settings.longest_episode, f"{settings.section}.lam = 1.0")
     else:
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size)
 

@@ -1,6 +1,6 @@
 """Prompts as token ids, in an order that depends only on the seed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.chat import Chat
+from cavesson.data.chat import Chat, Tools
 from cavesson.data.encode import Asked, Encoder, PromptLine, asked_of
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
@@ -117,8 +117,17 @@ def padded_prompts(ids: Sequence[Sequence[int]]) -> Batch:
     )
 
 
-def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+Offer = Callable[[Sequence[Prompt], str], list[Tools]]
+"""Returns the tools that are offered with each of some rows of a source."""
+
+
+def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase, offer: Offer | None = None) -> PromptSet:
     """Read and tokenize the prompts of the settings, and those that are held out.
+
+    Args:
+        settings: of the prompts.
+        tokenizer: of the model.
+        offer: the tools of a run; by default those that the data name.
 
     Raises:
         UserError: the file does not exist, its format has no prompts, or no prompt is usable.
@@ -127,7 +136,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
         raise UserError("data.stream has no effect on prompts, which are kept in memory; limit them with data.max_rows")
     loaded = load(settings, Prompt)
     chat = Chat.of(settings, tokenizer)
-    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
+    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data", offer)
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
     sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
     notes = (*loaded.notes(), *prompts.notes)
@@ -135,7 +144,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     if not loaded.held_out:
         return prompts
     source = f"the held-out rows of {settings.validation_path or settings.path or 'the data'}"
-    held_out = _prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source)
+    held_out = _prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source, offer)
     if not settings.has_held_out_source:  # rows of one source may have different columns
         held_out = held_out.with_nulls(prompts.columns)
     return prompts.holding_out(held_out, source)
@@ -172,14 +181,17 @@ def tokenize(
     """
     columns = columns or {}
     rows = [
-        Prompt(_content(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
+        Prompt(content_of(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
         for row, prompt in enumerate(prompts)
     ]
     return _prompt_set(rows, chat or Chat(tokenizer), max_tokens, source)
 
 
 def given_prompts(
-    given: Sequence[str] | Mapping[str, Sequence[Any]], settings: PromptSettings, tokenizer: PreTrainedTokenizerBase
+    given: Sequence[str] | Mapping[str, Sequence[Any]],
+    settings: PromptSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    offer: Offer | None = None,
 ) -> PromptSet:
     """Tokenize prompts that a Python caller gives, and hold out the last fraction of them that the settings ask for.
 
@@ -187,6 +199,7 @@ def given_prompts(
         given: texts, or columns by name, which are read as rows of the format `prompt`.
         settings: of the prompts.
         tokenizer: tokenizer of the model.
+        offer: as in `load_prompts`.
 
     Raises:
         UserError: a value is not a prompt, no usable prompt is left, or a setting contradicts the given prompts.
@@ -204,7 +217,7 @@ def given_prompts(
         read = [_given_row(columns, row, f"{source}: row {row + 1}", settings, usage) for row in rows]
         if not isinstance(given, Mapping):
             read = [replace(one, columns={}) for one in read]
-        return _prompt_set(read, chat, settings.max_prompt_tokens, source)
+        return _prompt_set(read, chat, settings.max_prompt_tokens, source, offer)
 
     rows, last = split(list(range(len(columns["prompt"]))), settings.validation, "prompts=")
     prompts, source = some(rows, "the prompts"), "the held-out prompts"
@@ -225,7 +238,8 @@ def _given_row(
     return prompt
 
 
-def _content(prompt: Any, place: str) -> Content:
+def content_of(prompt: Any, place: str) -> Content:
+    """Return a prompt that is a text or a list of messages."""
     if isinstance(prompt, str):
         return prompt
     return Fields(Row(place, {"prompt": prompt}), Notes()).content("prompt")
@@ -237,9 +251,13 @@ def messages_of(prompt: Content, chat: Chat) -> list[dict[str, Any]] | None:
     return None if isinstance(content, str) else [turn.message for turn in chat.opened(content)]
 
 
-def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str) -> PromptSet:
+def _prompt_set(
+    rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str, offer: Offer | None = None
+) -> PromptSet:
     if not rows:
         raise UserError(f"{source}: there are no prompts")
+    if offer is not None:
+        rows = [replace(row, tools=tools) for row, tools in zip(rows, offer(rows, source), strict=True)]
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     if taken := sorted(set(ARGUMENTS) & set(names)):
         raise UserError(

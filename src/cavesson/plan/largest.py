@@ -78,7 +78,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         prompts=_prompts_in(batch, rows, samples) if in_order else min(rows, batch // samples),
         shared=settings.shares_prompts,
         prompt=_longest_prompt(settings, prompts),
-        response=settings.sampling.longest,
+        response=settings.longest_episode,
         passes=math.ceil(mini / rows),
         single_pass=_learns_from_scoring(settings, rows == share),
         waiting=sampled < max(share, held_out),

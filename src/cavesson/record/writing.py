@@ -106,6 +106,7 @@ def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tabl
     # The statistics above are computed from the exact numbers, before rounding.
     flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
     flat |= {"source": _source_names(flat["source"])} if "source" in flat else {}
+    flat = {name: _known(values, flat.get("learned")) for name, values in flat.items()}
     flat |= {"step": step[index], "sample": np.asarray(rows["sample"])[index]}
     return Tables(table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat), _turns_of(calls, attempt, rank))
 
@@ -116,6 +117,14 @@ def _statistics(index: Array, count: int, flat: Mapping[str, Array]) -> dict[str
     if learned is None or learned.all():
         return rollout_statistics(index, count, flat)
     return rollout_statistics(index[learned], count, {name: values[learned] for name, values in flat.items()})
+
+
+def _known(values: Any, learned: Array | None) -> Any:
+    """Return a column with null instead of NaN at tokens that were not learned, of which nothing was measured."""
+    if learned is None or not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return values
+    unknown = np.isnan(values) & ~learned.astype(bool)
+    return pa.array(values, mask=unknown) if unknown.any() else values
 
 
 def _source_names(codes: Array) -> pa.Array:
@@ -205,13 +214,13 @@ def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:
 
 
 def _array(values: Any, type_: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array):
+    if isinstance(values, pa.Array) and type_ != pa.float32():
         return values.cast(type_)
     if pa.types.is_map(type_):
         read = _encodable if pa.types.is_string(type_.item_type) else float
         values = [None if v is None else [(key, read(x)) for key, x in v.items()] for v in values]
     if type_ == pa.float32():
-        wide = pa.array(values, pa.float64())
+        wide = values.cast(pa.float64()) if isinstance(values, pa.Array) else pa.array(values, pa.float64())
         return wide if _needs_float64(wide) else wide.cast(pa.float32())
     try:
         return pa.array(values, type_)

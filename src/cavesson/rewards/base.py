@@ -98,7 +98,9 @@ def call_reward(
 def _bound(function: RewardFunction, name: str, judged: Judged) -> Callable[[], Any]:
     given = arguments(function, name, judged)
     with user_code(f"copying the data's columns for the reward {name}"):
-        own: Arguments = deepcopy(given)
+        # Environments are the ones that were played, and may hold what cannot be copied.
+        played = judged.columns.get("environments", ())
+        own: Arguments = deepcopy(given, {id(one): one for one in played})
     return partial(function, *own.positional, **own.named)
 
 

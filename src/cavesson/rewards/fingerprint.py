@@ -32,9 +32,9 @@ def settings_fingerprints(settings: Sequence[RewardSettings]) -> dict[str, str]:
     """
     found = {}
     for one in settings:
-        file = _source_of(one.use)
-        if file is not None:
-            found[one.label] = _digest(_texts(file, set()))
+        source = of_source(one.use)
+        if source is not None:
+            found[one.label] = source
         elif one.use in MODELS and "path" in one.options:
             found[one.label] = _digest(_model_files(str(one.options["path"])))
     return found
@@ -42,7 +42,18 @@ def settings_fingerprints(settings: Sequence[RewardSettings]) -> dict[str, str]:
 
 def object_fingerprints(rewards: Sequence[Reward]) -> dict[str, str]:
     """Return a hash for each reward that was passed as an object, with the functions and constants that it uses."""
-    return {one.name: _digest(_used(one.function, set())) for one in rewards}
+    return {one.name: of_object(one.function) for one in rewards}
+
+
+def of_source(use: str) -> str | None:
+    """Return a hash of the file of "file.py:name" or "module:name", and of what it imports; None without a source."""
+    file = _source_of(use)
+    return None if file is None else _digest(_texts(file, set()))
+
+
+def of_object(value: Any) -> str:
+    """Return a hash of a function, class or object, and of the functions, classes and constants that it uses."""
+    return _digest(_used(value, set()))
 
 
 def _digest(parts: Iterator[str]) -> str:

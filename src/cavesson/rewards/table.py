@@ -1,7 +1,7 @@
 """Rewards. To add one, write a function in a separate file and add a line to the table below."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,19 @@ class Scored:
     """of the parts in the sum"""
     reasons: dict[str, list[str | None]] = field(default_factory=dict)
     """of the parts that gave any"""
+
+    def with_parts(self, parts: Mapping[str, list[float | None]]) -> "Scored":
+        """Return these rewards with further parts, of weight 1.
+
+        Raises:
+            UserCodeError: there is a part of that name.
+        """
+        if twice := [name for name in parts if name in self.parts]:
+            raise UserCodeError(_TWICE.format(twice[0]))
+        known = [[one for one in row if one is not None] for row in zip(self.total, *parts.values(), strict=True)]
+        total = [sum(row) if row else None for row in known]
+        weights = self.weights | dict.fromkeys(parts, 1.0)
+        return replace(self, parts={**self.parts, **parts}, total=total, weights=weights)
 
 
 def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
@@ -138,7 +151,7 @@ def score(
                 raise UserCodeError(_TWICE.format(name))
             parts[name], weights[name] = part, reward.weight
     values = {name: part.values for name, part in parts.items()}
-    total = [_sum(dict(zip(values, row, strict=True)), weights) for row in zip(*values.values(), strict=True)]
+    total = [_sum({name: one[row] for name, one in values.items()}, weights) for row in range(len(prompts))]
     reasons = {name: part.reasons for name, part in parts.items() if any(part.reasons)}
     return Scored(values, total, weights, reasons)
 

@@ -30,6 +30,8 @@ class Suffix(NamedTuple):
     ids: list[int]
     sources: list[Source]
     """who wrote each of them: the template, a tool or the user"""
+    owners: list[int | None]
+    """the message that each of them is a part of, by its place among the messages; None for the template's"""
 
 
 class Slot(NamedTuple):
@@ -120,7 +122,9 @@ class Continuation:
         spans = _contents(whole, start, shape.pieces, contents)
         first = start if end is None else self._after_end(whole, start, shape.end, end)
         ids, places = _tokens(self.chat, whole, first)
-        return Suffix(ids, [_source(place, spans, shape.slots) for place in places])
+        owners = [_owner(place, spans) for place in places]
+        sources: list[Source] = ["template" if one is None else shape.slots[one].role for one in owners]
+        return Suffix(ids, sources, owners)
 
     def _after_end(self, whole: Written, start: int, own: str, sampled: int) -> int:
         """Return where a turn that the policy has ended itself is continued.
@@ -290,10 +294,10 @@ def _contents(whole: str, start: int, pieces: Sequence[str], contents: Sequence[
     return [*spans, (at, len(whole) - len(pieces[-1]))]
 
 
-def _source(place: Span, spans: Sequence[Span], slots: Sequence[Slot]) -> Source:
-    """Return who wrote a token: the message that it is a part of, or else the template."""
-    pairs = zip(spans, slots, strict=False)
-    return next((slot.role for (first, last), slot in pairs if place[0] < last and place[1] > first), "template")
+def _owner(place: Span, spans: Sequence[Span]) -> int | None:
+    """Return the message that a token is a part of, or None if there is none."""
+    found = (number for number, (first, last) in enumerate(spans) if place[0] < last and place[1] > first)
+    return next(found, None)
 
 
 def _after(whole: str, said: str) -> int:

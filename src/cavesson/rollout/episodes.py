@@ -12,10 +12,11 @@ from cavesson.data.prompts import padded_prompts
 from cavesson.rollout.types import Turn
 from cavesson.sampling.responses import Engine, Turns
 
-SOURCES = ("sampled", "template", "tool", "user")
-"""Who wrote a token, by its code in the column `source`."""
 CUT = ("length", "turns")
 """Finish reasons of episodes that a limit has ended."""
+_PATIENCE = 1.0
+"""Seconds for which an episode that is answered waits for the others, so that rounds do not depend on how fast tools
+are: in another company, the log-probabilities of a row are rounded differently."""
 _LEAST = 2
 """columns of a batch (`Batch._cut`)"""
 
@@ -86,7 +87,7 @@ class Played(NamedTuple):
     learned: Tensor
     """float32, 1 on those that the policy sampled"""
     source: Tensor
-    """int8, see `SOURCES`; 0 on padding too"""
+    """int8, see `record.schema.SOURCES`; 0 on padding too"""
     sampler_logprob: Tensor
     sampler_version: Tensor
     ended: Tensor
@@ -102,7 +103,7 @@ def play(
 ) -> Played:
     """Play episodes to their ends, and return their columns.
 
-    Those that are answered go on together; one whose answer takes long holds up none of the others.
+    Those that are answered go on together; one whose answer takes long does not hold up the others.
 
     Args:
         engine: samples the policy's turns.
@@ -120,7 +121,8 @@ def play(
             if conversation is None:
                 break
             answers |= {conversation.answer(episode): episode for episode in ready}
-            done, _ = wait(answers, return_when=FIRST_COMPLETED)
+            done, _ = wait(answers, timeout=_PATIENCE)
+            done = done or wait(answers, return_when=FIRST_COMPLETED).done
             # In order of their rows, so that the company of a row in a batch does not depend on who was first.
             ready = sorted((answers[one] for one in done if one.result()), key=lambda one: one.row)
             answers = {one: episode for one, episode in answers.items() if one not in done}

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
 from cavesson.rewards.base import load_function
+from cavesson.rewards.fingerprint import of_object, of_source
 from cavesson.rollout.environments import Environments, Factory, NoEnvironment
 from cavesson.rollout.settings import EnvironmentSettings
 
@@ -46,6 +47,18 @@ def load_environments(settings: EnvironmentSettings, given: Given = _NOTHING) ->
         if speaker is None:
             _refuse(settings, ["max_turns", "max_tokens"], f"on {_ALONE}")
     return environments
+
+
+def fingerprints(settings: EnvironmentSettings, given: Given) -> dict[str, str]:
+    """Return a hash of each environment and tool, by names for messages; nothing is imported."""
+    used = settings.use if isinstance(settings.use, dict) else {"": settings.use} if settings.use else {}
+    sources = {f"environment {name}".strip(): of_source(use) for name, use in used.items()}
+    sources |= {f"tool {use.rpartition(':')[2]}": of_source(use) for use in settings.tools}
+    made = given.environment if isinstance(given.environment, Mapping) else {"": given.environment}
+    objects = {f"environment {name}".strip(): one for name, one in made.items() if one is not None}
+    objects |= {f"tool {getattr(one, '__name__', one)}": one for one in given.tools}
+    found = {name: source for name, source in sources.items() if source is not None}
+    return found | {name: of_object(one) for name, one in objects.items()}
 
 
 def _factories(settings: EnvironmentSettings, given: Given) -> dict[str | None, Factory]:

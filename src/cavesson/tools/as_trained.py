@@ -1,7 +1,7 @@
 """What tools take over from the run that trained a model: how prompts are read, and how responses are sampled."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from cavesson.config import Settings
 from cavesson.config_paths import expanded
 from cavesson.data.template import templates_at
+from cavesson.errors import UserError
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
@@ -36,6 +37,14 @@ class TrainedBy(NamedTuple):
     """whether the rows of its data were conversations; None if an older run does not say"""
     is_own: bool = True
     """whether it trained the model"""
+    inputs: Sequence[str] = ()
+    """names of the objects that a program passed"""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the run had tools or an environment."""
+        environment = self.config.get("environment", {})
+        return bool(environment.get("use") or environment.get("tools") or {"environment", "tools"} & {*self.inputs})
 
     @property
     def is_unknown(self) -> bool:
@@ -83,8 +92,27 @@ def trained_by(model: str) -> TrainedBy | None:
     if folder is None:
         return None
     info = run_info(folder)
-    config, said = info.get("config", {}), info.get("conversations")
-    return TrainedBy(folder, config if isinstance(config, dict) else {}, said if isinstance(said, bool) else None)
+    config, said, given = info.get("config", {}), info.get("conversations"), info.get("inputs")
+    return TrainedBy(
+        folder,
+        config if isinstance(config, dict) else {},
+        said if isinstance(said, bool) else None,
+        inputs=given if isinstance(given, list) else (),
+    )
+
+
+def check_single_turns(runs: Iterable[TrainedBy | None]) -> None:
+    """Check that runs had no tools and no environment, which only training plays.
+
+    Raises:
+        UserError: one of them had.
+    """
+    for run in runs:
+        if run is not None and run.is_answered:
+            raise UserError(
+                f"{run.folder} was trained with tools or an environment, which this command does not play; training "
+                "evaluates held-out episodes (data.validation, evaluation.every)"
+            )
 
 
 @contextmanager

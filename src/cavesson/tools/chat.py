@@ -17,7 +17,7 @@ from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import StopTexts, eos_token_ids
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import at_date_of, talk_as_trained, trained_by
+from cavesson.tools.as_trained import at_date_of, check_single_turns, talk_as_trained, trained_by
 from cavesson.tools.generate import load_policy
 from cavesson.tools.settings import TalkSettings
 
@@ -31,6 +31,7 @@ def chat(model: str, settings: TalkSettings) -> None:
         UserError: there is no model, or no chat template.
     """
     run = trained_by(model)
+    check_single_turns([run])
     settings, line = talk_as_trained(model, settings, run)
     policy, tokenizer = load_policy(model, settings)
     with at_date_of(run):

@@ -26,7 +26,7 @@ from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
-from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, trained_by
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_single_turns, trained_by
 from cavesson.tools.generate import Response, load_policy, responses, tell
 from cavesson.tools.score import check_scorers, estimate_gain, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
@@ -102,6 +102,7 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
     first, runs = _runs(models)
+    check_single_turns(runs)
     made = [as_trained(model, settings, run, first) for model, run in zip(models, runs, strict=True)]
     each = [one for one, _ in made]
     sets = [_prompts(*one) for one in zip(models, each, runs, strict=True)]

@@ -11,7 +11,7 @@ from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
-from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, trained_by
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_single_turns, trained_by
 from cavesson.tools.generate import load_policy, responses, tell
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
@@ -69,6 +69,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
 
 def _evaluation(model: str, settings: EvaluateSettings, run: TrainedBy | None) -> Evaluation:
     settings, line = as_trained(model, settings, run)
+    check_single_turns([run] if settings.data.path or settings.data.mix else [])
     policy, tokenizer = load_policy(model, settings)
     prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
     if prompts is not None:

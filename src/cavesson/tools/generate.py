@@ -19,7 +19,7 @@ from cavesson.record.writable import check_new
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import as_trained, at_date_of, trained_by
+from cavesson.tools.as_trained import as_trained, at_date_of, check_single_turns, trained_by
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
 
@@ -109,6 +109,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
         UserError: there is no such model, or no prompt.
     """
     run = trained_by(model)
+    check_single_turns([] if settings.raw else [run])
     settings, line = as_trained(model, settings, run, raw=settings.raw)
     policy, tokenizer = load_policy(model, settings)
     with at_date_of(run):

@@ -1,7 +1,8 @@
 """Building a trainer, ready for its first step, from settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.cluster.connection import is_on_ray
 from cavesson.config_paths import full_path
-from cavesson.data.chat import read_template
+from cavesson.data.chat import Chat, read_template
 from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
@@ -30,6 +31,9 @@ from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.fingerprint import object_fingerprints, settings_fingerprints
 from cavesson.rewards.shaping import Shaping
 from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
+from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.environments import Factory
+from cavesson.rollout.loading import Given, fingerprints, load_environments
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.vllm_server import saved_model
@@ -57,6 +61,8 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase | None = None
     prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
     rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None
+    environment: Factory | Mapping[str, Factory] | None = None
+    tools: Sequence[Callable[..., Any]] | None = None
 
     @property
     def given(self) -> list[str]:
@@ -71,10 +77,17 @@ class Inputs:
         )
 
     def reward_fingerprints(self, settings: RunSettings) -> dict[str, str]:
-        """Return the fingerprints of the rewards of a run, by their names."""
-        if self.rewards is not None:
-            return object_fingerprints(self.named_rewards)
-        return settings_fingerprints(settings.rewards) if isinstance(settings, RolloutRun) else {}
+        """Return the fingerprints of the rewards, environments and tools of a run, by their names."""
+        if not isinstance(settings, RolloutRun):
+            return {}
+        given = self.rewards is not None
+        rewards = object_fingerprints(self.named_rewards) if given else settings_fingerprints(settings.rewards)
+        return rewards | fingerprints(settings.environment, self.played)
+
+    @property
+    def played(self) -> Given:
+        """The environment and the tools."""
+        return Given(self.environment, self.tools or ())
 
 
 def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes) -> Trainer:
@@ -143,18 +156,21 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     if settings.sampling.vllm.transfer == "nccl":
         devices = settings.sampling.vllm.devices if processes.is_main else ()  # others do not take part
         processes.agreed(lambda: NcclGroup.check(processes.device, devices))
-    rewards = _rewards(settings, inputs, processes.device)
     tokenizer = _tokenizer(settings, inputs)
-    given = inputs.prompts
+    conversation = _conversation(settings, inputs, tokenizer)
+    rewards = _rewards(settings, inputs, processes.device, conversation)
+    offer = None if conversation is None else conversation.offer
     prompts = (
-        load_prompts(settings.data, tokenizer) if given is None else given_prompts(given, settings.data, tokenizer)
+        load_prompts(settings.data, tokenizer, offer)
+        if inputs.prompts is None
+        else given_prompts(inputs.prompts, settings.data, tokenizer, offer)
     )
     if prompts.held_out is not None and len(prompts.held_out) < processes.count:
         raise UserError(
             f"{counted(len(prompts.held_out), 'held-out prompt')} cannot be shared by {processes.count} "
             "processes; hold out more with data.validation"
         )
-    _try_rewards(settings, rewards, prompts, processes.device)
+    _try_rewards(settings, rewards, prompts, processes.device, conversation)
     processes.enter("load the model")
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
@@ -165,8 +181,10 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     bare = _placed(policy, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
-    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare)
-    collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
+    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None)
+    collector = Collector(
+        prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query, conversation
+    )
     kind = OnePassTrainer if settings.has_single_pass else RolloutTrainer
     return kind(
         folder=settings.run,
@@ -192,6 +210,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
             *whole_reads,
             *ending_remarks(settings, tokenizer, sampler),
             *sampler.remarks(),
+            *(conversation.notes if conversation is not None else ()),
         ],
     )
 
@@ -221,15 +240,35 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
     return HeldOut(held_out, settings.evaluation.every, most, len(prompts))
 
 
-def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
+def _conversation(settings: RolloutRun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
+    """Load the tools and environments that answer the policy, if there are any."""
+    given = inputs.played
+    environments = load_environments(settings.environment, given)
+    if given == Given() and settings.environment.use is None and not settings.environment.tools:
+        return None
+    chat = Chat.of(settings.data, tokenizer)
+    return Conversation(
+        settings.environment, environments, chat, settings.longest_episode, settings.data.max_prompt_tokens
+    )
+
+
+def _try_rewards(
+    settings: RolloutRun,
+    rewards: Sequence[Reward],
+    prompts: PromptSet,
+    device: torch.device,
+    conversation: Conversation | None,
+) -> None:
     """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
     if prompts.held_out is not None:
         check_columns(rewards, prompts.held_out.texts, prompts.held_out.for_rewards)
-    if settings.sampling.max_staleness:
-        with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
-            thread.submit(rehearse, rewards, prompts.texts, prompts.for_rewards).result()
-    else:
-        rehearse(rewards, prompts.texts, prompts.for_rewards)
+    trial = nullcontext(prompts.for_rewards) if conversation is None else conversation.tried(prompts)
+    with trial as columns:
+        if settings.sampling.max_staleness:
+            with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
+                thread.submit(rehearse, rewards, prompts.texts, columns).result()
+        else:
+            rehearse(rewards, prompts.texts, columns)
 
 
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
@@ -250,6 +289,7 @@ def _engine(
     processes: Processes,
     served: Scratch | None,
     bare: Any,
+    answered: bool,
 ) -> Engine:
     """Build the engine that samples, and check that what it samples will be scored correctly.
 
@@ -261,12 +301,15 @@ def _engine(
         processes: those of the run.
         served: the model for the server that this process must start, if it must.
         bare: the policy's model without its weights, if they are sharded.
+        answered: whether the policy has several turns in an episode.
     """
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
-    longest = max(map(len, (*prompts.ids, *held_out)))
+    # Later turns continue from all before them, and `reset` may make a prompt longer.
+    most = settings.data.max_prompt_tokens + settings.longest_episode
+    longest = most if answered else max(map(len, (*prompts.ids, *held_out)))
     parts = EngineParts(settings, sampling, policy, tokenizer, longest, len(held_out), processes, served, bare)
     engine: Engine = sampling.declared.build(parts)
     return engine
@@ -299,7 +342,7 @@ def _check_full_kl(settings: RolloutRun, policy: Policy) -> None:
 
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
     """Build the trainer of an algorithm that learns from given examples."""
-    wrong = {"prompts", "rewards"} & set(inputs.given)
+    wrong = {"prompts", "rewards", "environment", "tools"} & set(inputs.given)
     if wrong:
         raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
     processes.enter("prepare the data")
@@ -359,7 +402,9 @@ def _tokenizer(settings: RolloutRun | ExampleRun, inputs: Inputs) -> PreTrainedT
     return with_pad_token(tokenizer, settings.model.path)
 
 
-def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
+def _rewards(
+    settings: RolloutRun, inputs: Inputs, device: torch.device, conversation: Conversation | None
+) -> tuple[Reward, ...]:
     workers = settings.ray.reward_workers
     if inputs.rewards is None and workers.count and is_on_ray():
         from cavesson.cluster.rewards import remote_rewards
@@ -369,6 +414,6 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
         rewards = build_rewards(settings.rewards, device)
     else:
         rewards = inputs.named_rewards
-    if not rewards:
+    if not rewards and (conversation is None or not conversation.scores):
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards

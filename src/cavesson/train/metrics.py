@@ -12,6 +12,7 @@ from cavesson.ops import kl
 from cavesson.ops.masked import weighted_var
 from cavesson.ops.ratios import response_sum
 from cavesson.processes import Processes
+from cavesson.rollout.types import Turn
 from cavesson.text.statistics import response_statistics
 from cavesson.types import Batch, Rollouts
 
@@ -109,7 +110,8 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     Diversity is that of all responses together, so the main process gets their token ids, and digests of their texts.
     """
     reasons, parts = rollouts.finish_reason, rollouts.reward_parts
-    per_row = {f"finish/{reason}": [float(one == reason) for one in reasons] for reason in ("eos", "stop", "length")}
+    ends = dict.fromkeys(("eos", "stop", "length", *reasons))
+    per_row = {f"finish/{reason}": [float(one == reason) for one in reasons] for reason in ends}
     # A reward may return other parts for other responses, and so in other processes.
     names = dict.fromkeys(name for part in parts for name in part)
     per_row |= {f"reward/part/{name}": [part[name] for part in parts if name in part] for name in names}
@@ -123,6 +125,31 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     if processes.is_main:
         metrics |= response_statistics(texts, [[token - 1 for token in row if token] for row in padded])
     return processes.of_main(metrics)
+
+
+def episode_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
+    """Return how many turns the policy had in an episode, and of each tool the calls, their errors and their seconds.
+
+    All processes call this together. Without turns, there are no metrics.
+    """
+    turns = [Turn(*turn) for of_episode in rollouts.turns for turn in of_episode]
+    sums: dict[str, float] = {"episodes": float(len(rollouts.turns)), "turns": 0.0}
+    for turn in turns:
+        counted = {"turns": float(turn.role == "assistant")}
+        if turn.name is not None:
+            tool = f"tool/{turn.name}/"
+            counted |= {f"{tool}calls": 1.0, f"{tool}errors": float(turn.error is not None)}
+            counted[f"{tool}seconds"] = turn.seconds or 0.0
+        sums |= {name: sums.get(name, 0.0) + value for name, value in counted.items()}
+    total = processes.combine(sums, sum)
+    episodes = total.pop("episodes")
+    if not episodes:
+        return {}
+    found = {"episode/turns": total.pop("turns") / episodes}
+    for name, value in total.items():
+        tool, _, quantity = name.rpartition("/")
+        found[name] = value / (episodes if quantity == "calls" else total[f"{tool}/calls"])
+    return found
 
 
 def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

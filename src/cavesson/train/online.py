@@ -25,7 +25,14 @@ from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.held_out import HeldOut
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import Clock, rollout_metrics, staleness_metrics, unscored_metrics, value_metrics
+from cavesson.train.metrics import (
+    Clock,
+    episode_metrics,
+    rollout_metrics,
+    staleness_metrics,
+    unscored_metrics,
+    value_metrics,
+)
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded_columns
 from cavesson.train.rollouts import EVALUATION_STEP, Use, score_rollouts
@@ -128,7 +135,7 @@ class RolloutTrainer(Trainer):
         processes = self.learner.processes
         metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
         metrics |= self.algorithm.metrics(rollouts.batch, processes)
-        return metrics | staleness_metrics(rollouts, step, processes)
+        return metrics | staleness_metrics(rollouts, step, processes) | episode_metrics(rollouts, processes)
 
     def _count(self, rows: Tensor) -> int:
         """Return how many rows `[b]` bool are set, over all processes."""
@@ -258,8 +265,11 @@ class RolloutTrainer(Trainer):
 
         def record() -> None:
             if recorder is not None and len(rollouts):
-                rows, tokens = recorded_columns(rollouts, prompts)
-                recorder.rollouts(step, rows | more, tokens)
+                columns = recorded_columns(rollouts, prompts)
+                # Held-out responses have other numbers in the record.
+                renamed = dict(zip(rollouts.sample, more.get("sample", rollouts.sample), strict=True))
+                turns = columns.turns and columns.turns | {"sample": [renamed[one] for one in columns.turns["sample"]]}
+                recorder.rollouts(step, columns.rows | more, columns.tokens, turns)
 
         self.learner.processes.agreed(record)
 

@@ -1,8 +1,9 @@
 """What a run records of its rollouts, and where: in its folder or at a URL, which may stop being reachable."""
 
 import math
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +17,7 @@ from cavesson.record.files import replacing
 from cavesson.record.reader import ELSEWHERE
 from cavesson.record.spare import add_spare
 from cavesson.record.storage import reaching, storage
+from cavesson.rollout.types import Turn
 from cavesson.train.loop import Callback, Trainer
 from cavesson.types import Rollouts
 
@@ -62,9 +64,20 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
     return processes.agreed(opened)
 
 
-def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns of rows and of tokens that the recorder takes of rollouts from these prompts."""
+class Recorded(NamedTuple):
+    """The columns that the recorder takes of rollouts."""
+
+    rows: dict[str, Any]
+    tokens: dict[str, Any]
+    turns: dict[str, Any] | None
+    """None if nothing answers the policy"""
+
+
+def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> Recorded:
+    """Return what is recorded of rollouts from these prompts."""
     rows: dict[str, Any] = {name: values for name, values in rollouts.lists.items() if values}
+    turns = _turns(rows.pop("turns"), rollouts.sample) if "turns" in rows else None
+    rows.pop("messages", None)  # the turns have what the prompt does not
     rows["extra"] = [prompts.extra[index] for index in rollouts.prompt_index]
     rows["group"] = rows.pop("prompt_index")
     rewards = {name: rollouts[name] for name in ("reward", "shaped_reward") if name in rollouts.batch}
@@ -74,12 +87,21 @@ def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> tuple[dict[str, 
     inside = rollouts["prompt_mask"].bool()
     asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
     rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]
-    tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
+    others = (rollouts["learned"] == 0) & (rollouts["attended"] > 0)  # which have no log-probability: not 0, but null
+    measured = {name: rollouts[name] for name in TOKEN_COLUMNS if name in rollouts.batch}
+    tokens = {name: column.masked_fill(others, math.nan).numpy() for name, column in measured.items()}
     masks = {name: rollouts[name].bool().numpy() for name in ("attended", "learned")}
     tokens |= {"token_id": rollouts["response_ids"].numpy(), "source": rollouts["source"].numpy(), **masks}
     if bool(((versions != versions[:, :1]) & (rollouts["learned"] > 0)).any()):
         tokens["sampler_version"] = versions.numpy()
-    return rows, tokens
+    return Recorded(rows, tokens, turns)
+
+
+def _turns(turns: Sequence[Sequence[Sequence[Any]]], samples: Sequence[int]) -> dict[str, Any]:
+    """Return the turns of episodes as columns; in a checkpoint, they have become lists."""
+    told = [Turn(*turn) for of_episode in turns for turn in of_episode]
+    of = [sample for sample, of_episode in zip(samples, turns, strict=True) for _ in of_episode]
+    return {"sample": of, **{name: [getattr(turn, name) for turn in told] for name in Turn._fields}}
 
 
 class Described(Callback):

@@ -115,10 +115,11 @@ def _changed_rewards(info: dict[str, Any], rewards: Fingerprints, folder: Path, 
         if recorded_before.get(name, now) != now
     }
     if found and not accept:
-        names = " and ".join(name.split(".", 1)[1].removesuffix(".fingerprint") for name in found)
+        named = [name.split(".", 1)[1].removesuffix(".fingerprint") for name in found]
+        names = " and ".join(name if name.startswith(("environment", "tool ")) else f"reward {name}" for name in named)
         way = "accept_changes=True" if info["inputs"] else ACCEPT
         raise UserError(
-            f"{folder} cannot resume: the reward {names} has another source or model than before; restore it, or "
+            f"{folder} cannot resume: the {names} has another source or model than before; restore it, or "
             f"accept the change, which the run will record, with {way}"
         )
     return found

@@ -15,6 +15,7 @@ from cavesson.models.policy import Policy
 from cavesson.ops import kl
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.rewards.table import Reward, score
+from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.episodes import Episode, play
 from cavesson.sampling.responses import Engine
 from cavesson.types import Batch, Rollouts, Scores
@@ -33,6 +34,7 @@ class Collector:
         tokenizer: turns token ids into text.
         cleaning: where responses are cut, and which are discarded.
         subtract_query: whether every prompt is also rewarded with an empty response.
+        conversation: what answers the policy, if anything does.
     """
 
     prompts: PromptSet
@@ -41,6 +43,7 @@ class Collector:
     tokenizer: PreTrainedTokenizerBase
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
     subtract_query: bool = False
+    conversation: Conversation | None = None
 
     def generate(self, indices: Sequence[int], step: int, sample: range, temperature: float | None = None) -> Rollouts:
         """Sample one response to each of the prompts with these indices.
@@ -56,9 +59,9 @@ class Collector:
             `sampler_logprob` and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the
             length limit.
         """
-        prompts = self.prompts
-        episodes = [Episode(i, row, prompts.ids[i], prompts.texts[i]) for i, row in zip(indices, sample, strict=True)]
-        columns = play(self.sampler, episodes, step, temperature)
+        episodes = self._begun(indices, sample)
+        columns = play(self.sampler, episodes, step, temperature, self.conversation)
+        answered = [] if self.conversation is None else episodes
         return Rollouts(
             prompt=[one.text for one in episodes],
             prompt_index=list(indices),
@@ -67,7 +70,17 @@ class Collector:
             finish_reason=[one.reason for one in episodes],
             batch=padded_prompts([one.prompt for one in episodes]).with_columns(**columns._asdict()),
             ground_truth=[None if answer is None else str(answer) for answer in self._truths(indices)],
+            turns=[one.turns for one in answered],
+            messages=[one.messages for one in answered],
+            worlds=[one.world for one in answered],
         )
+
+    def _begun(self, indices: Sequence[int], rows: Sequence[int]) -> list[Episode]:
+        """Return the episodes of prompts, at their beginnings."""
+        prompts = self.prompts
+        if self.conversation is not None:
+            return self.conversation.begin(prompts, indices, rows)
+        return [Episode(i, row, prompts.ids[i], prompts.texts[i]) for i, row in zip(indices, rows, strict=True)]
 
     def reward(self, rollouts: Rollouts) -> Rollouts:
         """Add the rewards of rollouts, their parts, weights and reasons.
@@ -78,9 +91,12 @@ class Collector:
         Raises:
             UserCodeError: a reward failed.
         """
-        columns = self._columns(rollouts.prompt_index)
+        columns = self._columns(rollouts.prompt_index) | _of_episodes(rollouts)
         ids = _unpadded(rollouts["response_ids"], rollouts["attended"])
-        scored = score(self.rewards, rollouts.prompt, rollouts.response, columns, ids)
+        scored = score(self.rewards, rollouts.prompt, last_answers(rollouts), columns, ids)
+        if self.conversation is not None:
+            scored = scored.with_parts(self.conversation.rewards(rollouts.worlds))
+            self.conversation.release(rollouts.worlds)
         total, discards = discard(self.cleaning, rollouts.response, scored.total)
         named: dict[str, Sequence[float | None]] = {**scored.parts, **discards}
         parts = _of_rows(named, len(rollouts))
@@ -92,6 +108,7 @@ class Collector:
             new["query_reward"] = _column(empty)
         return replace(
             rollouts.with_columns(**new),
+            worlds=[],
             reward_parts=parts,
             reward_weights=[{name: scored.weights[name] for name in part if name in scored.weights} for part in parts],
             reward_reasons=_of_rows(scored.reasons, len(rollouts)) if scored.reasons else [],
@@ -108,7 +125,7 @@ class Collector:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
+    def _columns(self, indices: Sequence[int]) -> dict[str, list[Any]]:
         return {name: [values[i] for i in indices] for name, values in self.prompts.for_rewards.items()}
 
     def _truths(self, indices: Sequence[int]) -> list[Any]:
@@ -175,6 +192,19 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
 def _unpadded(response_ids: Tensor, attended: Tensor) -> list[list[int]]:
     lengths = attended.sum(1).long().tolist()
     return [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
+
+
+def last_answers(rollouts: Rollouts) -> list[str]:
+    """Return what rewards judge of each rollout: what the policy said last."""
+    said = [[turn[1] for turn in turns if turn[0] == "assistant"] for turns in rollouts.turns]
+    return [texts[-1] for texts in said] if said else rollouts.response
+
+
+def _of_episodes(rollouts: Rollouts) -> dict[str, list[Any]]:
+    """Return the columns that rewards get of episodes: whole conversations, and environments."""
+    if not rollouts.turns:
+        return {}
+    return {"messages": rollouts.messages, "environments": [one.environment for one in rollouts.worlds]}
 
 
 def _of_rows(columns: Mapping[str, Sequence[T | None]], rows: int) -> list[dict[str, T]]:

@@ -1,7 +1,7 @@
 """A run from its first step, or the step at which it resumes, to the finished model."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from cavesson.record.writable import check_writable
 from cavesson.registry import name_of
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.table import Reward
+from cavesson.rollout.environments import Factory
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports, guarded
@@ -92,6 +93,8 @@ class Training:
         prompts: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
         rewards: a function `(prompts, responses, **columns)`, or several, each of which may be a `Reward`
             with a name and a weight.
+        environment: a class whose instances answer the policy, or several by name; see docs/environments.md.
+        tools: functions that the policy may call.
         resume: resume the run in `settings.run` from its newest intact checkpoint, or from its first step if it has no
             checkpoint or does not exist yet. Its length may change, and so may settings that do not affect the results.
         accept_changes: resume also if the rewards or their source have changed; the run records that.
@@ -108,11 +111,13 @@ class Training:
         tokenizer: PreTrainedTokenizerBase | None = None,
         prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
         rewards: RewardFunction | Sequence[Reward | RewardFunction] | None = None,
+        environment: Factory | Mapping[str, Factory] | None = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
         resume: bool = False,
         accept_changes: bool = False,
     ) -> None:
         self.settings = settings if model is None else as_loaded(settings, model)
-        self._inputs = Inputs(model, tokenizer, prompts, rewards)
+        self._inputs = Inputs(model, tokenizer, prompts, rewards, environment, tools)
         self._begun = resume and (settings.run / "run.json").exists()
         if not self._begun:
             _check_new(settings, resume, accept_changes)

@@ -1,0 +1,278 @@
+"""What answers the policy in an episode: tools, an environment, a user."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from cavesson.data.chat import Chat, Tools
+from cavesson.data.encode import Asked, Encoder
+from cavesson.data.prompts import PromptSet, content_of
+from cavesson.data.types import Prompt
+from cavesson.errors import UserError
+from cavesson.record.schema import SOURCES
+from cavesson.rewards.concurrent import event_loop
+from cavesson.rollout import contract
+from cavesson.rollout.calling import Caller
+from cavesson.rollout.calls import CallFormat
+from cavesson.rollout.continuation import Continuation
+from cavesson.rollout.environments import Environments, Instance, Kind
+from cavesson.rollout.episodes import Episode
+from cavesson.rollout.settings import EnvironmentSettings
+from cavesson.rollout.types import Answered, Call, Turn
+
+
+class Language(NamedTuple):
+    """How a policy and the environment of one kind talk."""
+
+    schemas: Tools
+    """of the tools that it offers"""
+    calls: CallFormat | None
+    """None without tools"""
+    continuation: Continuation | None
+    """None if nothing ever answers the policy"""
+
+
+class Conversation:
+    """Begins episodes, and answers the turns of the policy.
+
+    Args:
+        settings: limits of an episode.
+        environments: of the run.
+        chat: renders conversations.
+        max_tokens: most tokens of an episode after its first prompt.
+        max_prompt_tokens: most tokens of a prompt, with what `reset` adds to it.
+
+    Raises:
+        UserError: the chat template, the tokenizer or the settings do not allow it.
+    """
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        environments: Environments,
+        chat: Chat,
+        max_tokens: int,
+        max_prompt_tokens: int,
+    ) -> None:
+        self.settings, self.environments, self.chat = settings, environments, chat
+        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self._caller = Caller(settings.concurrency, settings.timeout)
+        self._languages = {name: self._language(kind) for name, kind in environments.kinds.items()}
+
+    @property
+    def scores(self) -> bool:
+        """Whether an environment scores its episodes."""
+        return any(kind.scores for kind in self.environments.kinds.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of how conversations are continued."""
+        found = (one.continuation.note for one in self._languages.values() if one.continuation is not None)
+        return list(dict.fromkeys(note for note in found if note is not None))
+
+    def offer(self, rows: Sequence[Prompt], source: str) -> list[Tools]:
+        """Return the schemas of the tools that are offered with each of some rows of the data.
+
+        Raises:
+            UserError: a row names no environment, lacks a column, has tools of its own, or is plain text.
+        """
+        columns = {name: [row.columns.get(name) for row in rows] for name in rows[0].columns}
+        self.environments.check({"prompt": [row.prompt for row in rows], **columns})
+        if any(row.tools for row in rows):
+            raise UserError(
+                f"{source}: tools of the data have no effect beside those of [environment]; set data.ignore to tools"
+            )
+        if any(isinstance(row.prompt, str) for row in rows) and not self.chat.of_texts:
+            raise UserError(f"{source}: a prompt is plain text, and tools are for conversations; set data.chat = true")
+        return [self._languages[self.environments.of(row.columns).name].schemas for row in rows]
+
+    def begin(self, prompts: PromptSet, indices: Sequence[int], rows: Sequence[int]) -> list[Episode]:
+        """Reset environments for prompts, all at the same time, and return their episodes.
+
+        Args:
+            prompts: the data.
+            indices: of the prompts.
+            rows: positions of the episodes in the step's global batch.
+
+        Raises:
+            UserCodeError: an environment failed.
+            UserError: what `reset` returned makes a prompt too long, or the template cannot render it.
+        """
+        data = [{name: values[i] for name, values in prompts.for_rewards.items()} for i in indices]
+        instances = [self.environments.take(self.environments.of(row)) for row in data]
+        said = [contract.reset(self._caller, one, row) for one, row in zip(instances, data, strict=True)]
+        return [
+            self._begun(prompts, index, row, instance, text.result())
+            for index, row, instance, text in zip(indices, rows, instances, said, strict=True)
+        ]
+
+    def room(self, episode: Episode) -> int:
+        """Return how many tokens the next turn of an episode may have at most."""
+        return self.max_tokens - len(episode.ids)
+
+    def answer(self, episode: Episode) -> "Future[bool]":
+        """Begin to answer the last turn of an episode; the result is whether the policy has another one."""
+        return asyncio.run_coroutine_threadsafe(self._answer(episode), event_loop())
+
+    def rewards(self, instances: Sequence[Instance]) -> dict[str, list[float | None]]:
+        """Return what environments say that their episodes earned, by the names of their classes.
+
+        Raises:
+            UserCodeError: one failed.
+        """
+        asked = [contract.get_reward(self._caller, one) if one.kind.scores else None for one in instances]
+        names = dict.fromkeys(kind.label for kind in self.environments.kinds.values() if kind.scores)
+        return {
+            name: [
+                None if one is None or instance.kind.label != name else one.result()
+                for one, instance in zip(asked, instances, strict=True)
+            ]
+            for name in names
+        }
+
+    @contextmanager
+    def tried(self, prompts: PromptSet) -> Iterator[dict[str, list[Any]]]:
+        """Begin episodes of the first two prompts, and give the columns that rewards get of them.
+
+        This detects errors in environments before a model is loaded and before anything is written.
+
+        Raises:
+            UserError: an environment failed, or a prompt cannot be rendered.
+        """
+        rows = range(min(2, len(prompts)))
+        episodes = self.begin(prompts, rows, rows)
+        instances = [one.world for one in episodes]
+        try:
+            columns = {name: list(values[: len(rows)]) for name, values in prompts.for_rewards.items()}
+            worlds = [one.environment for one in instances]
+            yield columns | {"messages": [one.messages for one in episodes], "environments": worlds}
+            self.rewards(instances)
+        finally:
+            self.release(instances)
+
+    def release(self, instances: Sequence[Instance]) -> None:
+        """Give environments back, except those in which a call is still running."""
+        self.environments.release(one for one in instances if not self._caller.is_busy(one.environment))
+
+    def _language(self, kind: Kind) -> Language:
+        schemas = [tool.schema for tool in kind.tools.values()]
+        if not schemas and not kind.speaks:
+            return Language((), None, None)
+        calls = CallFormat.of(self.chat, schemas, self.settings.call_format) if schemas else None
+        return Language(schemas, calls, Continuation.of(self.chat, schemas, replies=kind.speaks))
+
+    def _begun(self, prompts: PromptSet, index: int, row: int, instance: Instance, text: str | None) -> Episode:
+        messages = list(prompts.messages[index] or ()) if prompts.messages else []
+        if text is None:
+            return Episode(index, row, prompts.ids[index], prompts.texts[index], messages, instance)
+        messages = joined(messages, text)
+        place = f"the prompt of row {index} with what reset returned"
+        asked = Asked(place, content_of(messages, place), (), self._languages[instance.kind.name].schemas)
+        (line,) = Encoder(self.chat).prompts([asked])
+        if line.problem is not None:
+            raise UserError(f"{place}: {line.problem}")
+        if len(line.ids) > self.max_prompt_tokens:
+            raise UserError(
+                f"{place} has {len(line.ids)} tokens; return a shorter text, or raise data.max_prompt_tokens "
+                f"({self.max_prompt_tokens})"
+            )
+        return Episode(index, row, line.ids, line.text, messages, instance)
+
+    async def _answer(self, episode: Episode) -> bool:
+        instance: Instance = episode.world
+        language = self._languages[instance.kind.name]
+        start = episode.last
+        content = str(self.chat.tokenizer.decode(episode.ids[start:], skip_special_tokens=True))
+        calls: list[Call] = []
+        if language.calls is not None and episode.reason != "length":
+            content, calls = language.calls.parse(episode.ids[start:])
+        episode.turns.append(Turn("assistant", content, start, len(episode.ids) - start))
+        episode.messages.append(_message(content, calls))
+        if episode.reason == "length" or language.continuation is None:
+            return False
+        said = await self._replies(episode, instance, calls)
+        ends = self._ends(episode, instance)
+        if said and ends is None and self._append(episode, language.continuation, said):
+            return True
+        # What is said last has no tokens: nothing of the policy follows that would read them.
+        episode.turns += [turn._replace(first_token=len(episode.ids)) for turn in said]
+        episode.reason = ends or ("length" if said else episode.reason)
+        return False
+
+    async def _replies(self, episode: Episode, instance: Instance, calls: Sequence[Call]) -> list[Turn]:
+        """Return what answers a turn of the policy, whose place is not known yet: results of its calls, or a user."""
+        if calls:
+            given = await asyncio.wrap_future(self._caller.answer(instance.tools, calls))
+            results = [_result(call, answered) for call, answered in zip(calls, given, strict=True)]
+            episode.messages += [_tool_message(call, answered) for call, answered in zip(calls, given, strict=True)]
+            return results
+        if not instance.kind.speaks or contract.is_done(instance) or self._is_last(episode):
+            return []
+        text = await asyncio.wrap_future(contract.user_reply(self._caller, instance))
+        if text is None:
+            return []
+        episode.messages.append({"role": "user", "content": text})
+        return [Turn("user", text, 0, 0)]
+
+    def _ends(self, episode: Episode, instance: Instance) -> str | None:
+        """Return why an episode ends after its present turn, or None if nothing ends it."""
+        if contract.is_done(instance):
+            return "done"
+        return "turns" if self._is_last(episode) else None
+
+    def _is_last(self, episode: Episode) -> bool:
+        spoken = sum(turn.role == "assistant" for turn in episode.turns)
+        return self.settings.max_turns is not None and spoken >= self.settings.max_turns
+
+    def _append(self, episode: Episode, continuation: Continuation, said: Sequence[Turn]) -> bool:
+        """Append what was said to an episode if there is room for it and another turn; return whether there is."""
+        sampled = episode.ids[-1] if episode.reason == "eos" else None
+        suffix = continuation.suffix(episode.messages[-len(said) :], end=sampled)
+        start = len(episode.ids)
+        if start + len(suffix.ids) >= self.max_tokens:
+            return False
+        for number, turn in enumerate(said):
+            places = [place for place, owner in enumerate(suffix.owners) if owner == number]
+            first = start + (places[0] if places else 0)
+            episode.turns.append(turn._replace(first_token=first, tokens=len(places)))
+        episode.append(suffix.ids, [SOURCES.index(source) for source in suffix.sources])
+        return True
+
+
+def joined(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return a conversation whose last message of the user ends with a text.
+
+    Raises:
+        UserError: the user has said nothing in it.
+    """
+    found = [dict(message) for message in messages]
+    asked = next((message for message in reversed(found) if message["role"] == "user"), None)
+    if asked is None:
+        raise UserError("reset returned a text, which joins the last message of the user, but the prompt has none")
+    content = asked["content"] or ""
+    asked["content"] = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return found
+
+
+def _message(content: str, calls: Sequence[Call]) -> dict[str, Any]:
+    """Return a turn of the policy as a message."""
+    asked = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        | ({"id": call.id} if call.id is not None else {})
+        for call in calls
+    ]
+    return {"role": "assistant", "content": content} | ({"tool_calls": asked} if asked else {})
+
+
+def _tool_message(call: Call, answered: Answered) -> dict[str, Any]:
+    identifier = {"tool_call_id": call.id} if call.id is not None else {}
+    return {"role": "tool", "name": call.name, "content": answered.text, **identifier}
+
+
+def _result(call: Call, answered: Answered) -> Turn:
+    """Return the result of a call as a turn."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return Turn("tool", answered.text, 0, 0, call.name, arguments, answered.seconds, answered.error)

@@ -1,0 +1,211 @@
+"""Runs whose policy talks to an environment: what is learned and recorded, and that a resumed run is the same run."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+from train_helpers import everything
+
+import cavesson
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.ppo import PPORun
+from cavesson.algorithms.raft import RAFTRun
+from cavesson.algorithms.rloo import RLOORun
+from cavesson.errors import StoppedError, UserError
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.tools.evaluate import evaluate
+from cavesson.tools.generate import generate
+from cavesson.tools.settings import EvaluateSettings, GenerateSettings
+from cavesson.train.run import Training
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|endoftext|>{% else %};{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+RUNS = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun, "raft": RAFTRun}
+SOME: dict[str, Any] = {"raft": {"k": 2}}
+
+
+class Partner:
+    """Answers each text of the policy with its number of letters "e", and is satisfied after two answers."""
+
+    def reset(self, prompt: Any, name: str) -> str:
+        self.answered, self.name = 0, name
+        return f" I am {name}."
+
+    def user_reply(self) -> str | None:
+        self.answered += 1
+        return f"{self.name} {self.answered}" if self.answered < 3 else None
+
+    def get_reward(self) -> float | None:
+        return None if self.name == "nobody" else float(self.answered)
+
+
+def length(prompts: list[str], responses: list[str], messages: Any, environments: Any, **columns: Any) -> list[float]:
+    """Of the last answer; what rewards get is checked on the way."""
+    for one, world, response in zip(messages, environments, responses, strict=True):
+        assert one[-1]["content"] == response or one[-1]["role"] == "user"
+        assert world.name in one[0]["content"]
+    return [float(len(response)) / 9 for response in responses]
+
+
+def made(algorithm: str, folder: Path, **changes: Any) -> Training:
+    settings = RUNS[algorithm].model_validate(
+        {
+            "run": folder,
+            "steps": 3,
+            "batch_size": 4,
+            "samples_per_prompt": 2,
+            "data": {"chat": True, "template": TEMPLATE},
+            "sampling": {"max_new_tokens": 12, "eos_token_ids": [0, *range(2, 60)]},
+            "environment": {"max_turns": 9, "max_tokens": 60},
+            "checkpoint": {"every": 1},
+            **({algorithm: SOME[algorithm]} if algorithm in SOME else {}),
+        }
+    )
+    inputs = {
+        "model": tiny_model(),
+        "tokenizer": tiny_tokenizer(),
+        "prompts": {"prompt": ["Hi", "Ho", "He"], "name": ["Ann", "nobody", "Bob"]},
+        "rewards": length,
+        "environment": Partner,
+    }
+    return Training(settings, **{**inputs, **changes})
+
+
+def quiet(*_: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {name: tmp_path_factory.mktemp(name) / "run" for name in RUNS}
+    for name, folder in folders.items():
+        made(name, folder).run(quiet)
+    return folders
+
+
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_sampled_tokens_alone_are_learned_and_measured(runs: dict[str, Path], algorithm: str) -> None:
+    run = cavesson.open(runs[algorithm])
+    tokens = pa.concat_tables(run.tokens(step) for step in range(3)).to_pandas()
+    turns = pa.concat_tables(run.turns(step) for step in range(3)).to_pandas()
+    assert {"sampled", "template", "user"} == set(tokens["source"])
+    is_sampled = tokens["source"] == "sampled"
+    assert (tokens["learned"] == is_sampled).all()
+    reference = [] if algorithm == "raft" else ["ref_logprob"]  # it has none
+    for name in ("logprob", *reference, "sampler_logprob", "entropy", "advantage"):
+        assert tokens[name].notna().equals(is_sampled), name
+    for step in run.steps().to_pylist():
+        if algorithm != "raft":
+            assert step["policy/first_ratio_error"] == 0.0
+        assert step["episode/turns"] > 1
+        assert step["logprob/sampler_gap"] < 1e-4
+    rows = run.rows().to_pandas()
+    counted = tokens[is_sampled].groupby(["step", "sample"]).size()
+    assert rows.set_index(["step", "sample"])["length"].loc[counted.index].equals(counted.astype("int32"))
+    # The tokens of a turn of the policy are exactly the sampled ones.
+    spoken = turns[turns["role"] == "assistant"].groupby(["step", "sample"])["tokens"].sum()
+    assert spoken.loc[counted.index].tolist() == counted.tolist()
+
+
+def test_an_environment_scores_beside_rewards_or_does_not(runs: dict[str, Path]) -> None:
+    for row in cavesson.open(runs["grpo"]).rows().to_pylist():
+        parts = dict(row["reward_parts"])
+        assert ("I am nobody." in row["prompt"]) == ("Partner" not in parts)
+        assert row["reward"] == pytest.approx(sum(parts.values()))
+        assert dict(row["reward_weights"]) == dict.fromkeys(parts, 1.0)
+
+
+def test_turns_are_what_their_tokens_say(runs: dict[str, Path]) -> None:
+    run, tokenizer = cavesson.open(runs["grpo"]), tiny_tokenizer()
+    tokens = (
+        pa.concat_tables(run.tokens(step) for step in range(3))
+        .to_pandas()
+        .set_index(["step", "sample", "position"])["token_id"]
+    )
+    for turn in run.turns(1).to_pylist():
+        if turn["tokens"]:
+            places = range(turn["first_token"], turn["first_token"] + turn["tokens"])
+            ids = [int(tokens[turn["step"], turn["sample"], place]) for place in places]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == turn["text"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_a_stopped_run_continues_bit_for_bit(runs: dict[str, Path], tmp_path: Path, algorithm: str) -> None:
+    def stop(*_: Any) -> None:
+        raise StoppedError("stopped after a step")
+
+    for resume in (False, True, True):
+        with pytest.raises(StoppedError):
+            made(algorithm, tmp_path / "run", **({"resume": True} if resume else {})).run(stop)
+    found, expected = tmp_path / "run", runs[algorithm]
+    assert everything(found) == everything(expected)
+    columns = {"attempt", "seconds"}
+    told = [cavesson.open(one).turns(step).to_pylist() for one in (found, expected) for step in range(3)]
+    kept = [[{name: x for name, x in turn.items() if name not in columns} for turn in turns] for turns in told]
+    assert kept[:3] == kept[3:] and all(kept)
+
+
+def test_tools_that_would_leave_out_the_environment_refuse(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Hi\n")
+    data = {"path": str(tmp_path / "prompts.txt")}
+    with pytest.raises(UserError, match="trained with tools or an environment"):
+        next(generate(str(runs["grpo"]), GenerateSettings.model_validate({"data": data})))
+    with pytest.raises(UserError, match="trained with tools or an environment"):
+        evaluate(str(runs["grpo"] / "model"), EvaluateSettings.model_validate({"data": data}))
+
+
+def test_an_environment_that_has_changed_is_noticed(tmp_path: Path) -> None:
+    class Changed(Partner):
+        def get_reward(self) -> float | None:
+            return 2.0
+
+    class Again(Partner):
+        def get_reward(self) -> float | None:
+            return 3.0
+
+    def stop(*_: Any) -> None:
+        raise StoppedError("stopped after a step")
+
+    with pytest.raises(StoppedError):
+        made("grpo", tmp_path / "run", environment=Changed).run(stop)
+    with pytest.raises(UserError, match="environment has another source"):
+        made("grpo", tmp_path / "run", environment=Again, resume=True)
+
+
+def test_what_cannot_be_played_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+    class Loud(Partner):
+        def get_reward(self) -> float | None:
+            raise RuntimeError("no score today")
+
+    class Wants(Partner):
+        def reset(self, prompt: Any, name: str, level: int) -> str:
+            return ""
+
+    def nothing(a):  # type: ignore[no-untyped-def]
+        """It has no type hint."""
+
+    cases: dict[str, dict[str, Any]] = {
+        "no score today": {"environment": Loud},
+        "level": {"environment": Wants},
+        "type hint": {"tools": [nothing]},
+        "does not write tools": {"tools": [quieted]},
+    }
+    for number, (said, changes) in enumerate(cases.items()):
+        with pytest.raises(UserError, match=said):
+            made("grpo", tmp_path / str(number), **changes)
+        assert not (tmp_path / str(number)).exists()
+    with pytest.raises(ValidationError, match="max_tokens 5 is less than the 12 tokens"):
+        GRPORun.model_validate({"sampling": {"max_new_tokens": 12}, "environment": {"max_tokens": 5}})
+
+
+def quieted(text: str) -> str:
+    """Say it again.
+
+    Args:
+        text: it
+    """
+    return text
