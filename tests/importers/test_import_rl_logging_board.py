@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from import_helpers import restored
 
@@ -108,7 +108,7 @@ JSON = st.recursive(
 )
 NUMBERS = st.lists(st.floats(), max_size=5) | st.lists(st.none() | st.floats(width=32), max_size=5)
 FOREIGN = st.fixed_dictionaries(
-    {"prompt": TEXT, "response": TEXT, "reward": st.floats(), "step": st.integers(0, 3)},
+    {"prompt": TEXT, "response": TEXT, "reward": st.none() | st.floats(), "step": st.integers(0, 3)},
     optional={
         "response_tokens": st.lists(ANY_TEXT, max_size=5) | JSON,
         "logprobs": NUMBERS,
@@ -127,6 +127,7 @@ FOREIGN = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(FOREIGN, max_size=4), min_size=1, max_size=3).filter(any))
+@example([[{"prompt": "", "response": "", "reward": reward, "step": 0} for reward in (math.nan, None, 0.5)]])
 def test_foreign_files_come_back_with_every_key_and_value(files):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -149,6 +150,8 @@ def own_runs(draw):
         lengths = draw(st.lists(st.integers(0, width), min_size=count, max_size=count))
         rows, _ = rollouts(count, width)
         rows["response"] = draw(st.lists(TEXT, min_size=count, max_size=count))
+        rewards = st.none() | st.floats(allow_nan=False)
+        rows["reward"] = draw(st.lists(rewards, min_size=count, max_size=count))
         rows["ref_reward"] = draw(st.lists(st.none() | st.floats(), min_size=count, max_size=count))
         tokens = {"mask": np.arange(width) < np.array(lengths)[:, None]}
         tokens["token_id"] = np.array(draw(st.lists(st.integers(0, 3), min_size=width, max_size=width)) * count)
@@ -183,7 +186,7 @@ def expected_lines(own_run, names, calls) -> list[str]:
     keys = {"logprobs": "logprob", "ref_logprobs": "ref_logprob", "values": "value", "token_rewards": "token_reward"}
     for step, (rows, tokens) in enumerate(calls):
         for i, mask in enumerate(tokens["mask"]):
-            line = {"step": step} | {k: rows[k][i] for k in ("prompt", "response")} | {"reward": float(i)}
+            line = {"step": step} | {k: rows[k][i] for k in ("prompt", "response", "reward")}
             line |= {} if rows["ref_reward"][i] is None else {"ref_reward": rows["ref_reward"][i]}
             line["response_tokens"] = [["<PAD>", "Ġa", "好", "<3>"][t] for t in tokens["token_id"][i][mask]]
             # The recorder rounds; what it keeps is its own tests' matter.

@@ -24,10 +24,11 @@ def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
     ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
-    are omitted. Of episodes, ``turns`` and ``sources`` are added where recorded, and ``learned_tokens`` where a token
-    before the last learned one was not. The format cannot represent the rest of the record: token ids, sampler's log
-    probabilities, advantages, returns, entropies, groups, parts of rewards with their weights and reasons, shaped
-    rewards, prompt ids, finish reasons, policy versions, KL coefficients and step metrics.
+    are omitted, and the reward of a response that no reward judges is null. Of episodes, ``turns`` and ``sources`` are
+    added where recorded, and ``learned_tokens`` where a token before the last learned one was not. The format cannot
+    represent the rest of the record: token ids, sampler's log probabilities, advantages, returns, entropies, groups,
+    parts of rewards with their weights and reasons, shaped rewards, prompt ids, finish reasons, policy versions, KL
+    coefficients and step metrics.
 
     Args:
         place: Run folder to read, or a URL.
@@ -83,7 +84,8 @@ def _lines_of_step(
     samples = tokens["sample"].to_numpy()
     for row in rows.to_pylist():
         extra = json.loads(row.get("extra") or "{}")
-        line = {"step": row["step"]} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        known = {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        line = {"step": row["step"], "reward": None} | known
         if said := turns.get((row["step"], row["sample"])):
             line["turns"] = said
         # A number that the source wrote as a text, or a step as a float, is kept unchanged in `extra`.

@@ -7,6 +7,7 @@ an empty list, a list that ends in null), are kept as JSON in ``extra``. For num
 spelling: 1 is exported as 1.0.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -57,7 +58,7 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     tokens = _tokens(record)
     used = [*row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
     used += ["step"] if type(record["step"]) is int else []
-    used = [key for key in used if key != "reward" or row["reward"] is None or is_number(record["reward"])]
+    used = [key for key in used if key != "reward" or _is_reward(record["reward"])]
     row["group"] = group_of(row["prompt"])
     if place.rank is not None:
         row["rank"] = place.rank
@@ -66,6 +67,11 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     turns = record["turns"] if _are_turns(record.get("turns")) else []
     used += ["turns"] if turns else []
     return [ImportedRollout(step, with_rest(row, record, used, place), tokens, _real(tokens), turns=turns)]
+
+
+def _is_reward(value: Any) -> bool:
+    """Whether the column of rewards represents a value exactly: null or a number, but no NaN, which is null there."""
+    return value is None or (is_number(value) and not math.isnan(value))
 
 
 def _are_turns(value: Any) -> bool:
