@@ -285,7 +285,11 @@ def _nearest(kind: type[BaseModel], where: str) -> str:
     names = [name for name, *_ in describe(kind)]
     # A missing group prefix takes precedence: `--stop` means `sampling.stop`, although it resembles `steps`.
     same = [name for name in names if name.rsplit(".", 1)[-1] == where.rsplit(".", 1)[-1]]
-    near = difflib.get_close_matches(where, same or names, n=1, cutoff=0.0 if same else 0.5)
+    # Unless its own group has almost that name: `sampling.max_tokens` means `sampling.max_new_tokens`.
+    group = where.rpartition(".")[0]
+    within = [name for name in names if group and name.rpartition(".")[0] == group]
+    near = difflib.get_close_matches(where, within, n=1, cutoff=0.75)
+    near = near or difflib.get_close_matches(where, same or names, n=1, cutoff=0.0 if same else 0.5)
     return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 

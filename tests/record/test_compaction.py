@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import cavesson
 from cavesson.record import Recorder, begin_attempt, compact, compaction, write_run
+from cavesson.record.tables import Tables
 from cavesson.record.writing import write_segment
 
 
@@ -145,7 +146,7 @@ def test_nothing_is_added_to_a_step_that_is_compacted(folder):
     compact(folder)
     table = pa.table({"step": [1], "sample": [9], "prompt": ["p"], "response": ["r"], "reward": [1.0]})
     tokens = pa.table({"step": [1], "sample": [9], "position": [0]})
-    write_segment(folder, 0, 5, table, tokens)  # another rank has nothing there yet
+    write_segment(folder, 0, 5, Tables(table, tokens))  # another rank has nothing there yet
     with Recorder(folder) as out, pytest.raises(ValueError, match="step 1 is closed"):
         out.rollouts(
             1, {"sample": [9], "prompt": ["p"], "response": ["r"], "reward": [1.0]}, {"mask": np.ones((1, 1), bool)}

@@ -13,6 +13,7 @@ from record_helpers import plain
 import cavesson
 from cavesson.record import Recorder, compact, compaction, merging, write_rollouts, write_run
 from cavesson.record.storage import storage
+from cavesson.record.tables import Tables
 from cavesson.record.writing import write_segment
 
 
@@ -96,7 +97,7 @@ def test_a_column_that_some_steps_lack_is_null_there_and_exact_numbers_stay_exac
         tokens = pa.table({"step": [step], "sample": [0], "position": [0]})
         if value is not None:
             tokens = tokens.append_column("value", pa.array([value], pa.float64() if step else pa.float32()))
-        write_segment(folder, 0, 0, rows, tokens)
+        write_segment(folder, 0, 0, Tables(rows, tokens))
     compact(folder)
     values = [cavesson.open(folder).tokens(step)["value"].to_pylist() for step in range(3)]
     assert values == [[float(np.float32(0.1))], [None], [1e300]]

@@ -20,6 +20,7 @@ from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, compact, write_run
 from cavesson.record import storage as storage_module
 from cavesson.record.segments import segment_name
+from cavesson.record.tables import Tables
 from cavesson.record.writing import write_segment
 
 BATCH = 5
@@ -216,7 +217,7 @@ def test_steps_of_a_rank_that_is_compacted_and_of_one_that_is_not_are_in_order(f
                 pa.table({"step": [step] * 2, "sample": [rank, rank + 2], **columns})
                 for columns in ({"prompt": ["", ""], "response": ["", ""], "reward": [0.0, 0.0]}, {"position": [0, 0]})
             )
-            write_segment(folder, 0, rank, rows, tokens)
+            write_segment(folder, 0, rank, Tables(rows, tokens))
         if rank == 0:
             compact(folder)
     run = cavesson.open(folder)
@@ -236,7 +237,7 @@ def test_columns_and_steps_can_be_chosen(folder):
 def test_files_of_an_older_schema_are_read_with_nulls(folder):
     old_rows = pa.table({"step": [0], "sample": [0], "prompt": ["p"], "response": ["r"], "reward": [1]})
     old_tokens = pa.table({"step": [0], "sample": [0], "position": [0], "logprob": [0.1]})
-    write_segment(folder, 0, 0, old_rows, old_tokens)
+    write_segment(folder, 0, 0, Tables(old_rows, old_tokens))
     with Recorder(folder) as recorder:
         recorder.rollouts(1, *rollouts(1, 1, group=[7]))
     run = cavesson.open(folder)
