@@ -77,6 +77,26 @@ class Batch:
         return column[:, : max(2, int(lengths.max()))]
 
 
+class Turn(NamedTuple):
+    """One turn of an episode, or one call or result in it, as the record keeps it."""
+
+    role: str
+    """assistant, tool or user"""
+    text: str
+    first_token: int
+    """place of its first token after the first prompt of the episode"""
+    tokens: int
+    name: str | None = None
+    """of the tool"""
+    arguments: str | None = None
+    """of the call, as JSON"""
+    seconds: float | None = None
+    """that the call took"""
+    error: str | None = None
+    reward: float | None = None
+    """that the environment gave for the turn"""
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """Responses to prompts, one row each: texts and names in lists, numbers in `batch`.
@@ -102,8 +122,8 @@ class Rollouts:
     """weight of each of these parts in the reward"""
     reward_reasons: list[dict[str, str]] = field(default_factory=list)
     """reasons that the parts gave"""
-    turns: list[list[Any]] = field(default_factory=list)
-    """turns of each episode, see `rollout.types.Turn`; empty if nothing answers the policy"""
+    turns: list[list[Turn]] = field(default_factory=list)
+    """turns of each episode; empty if nothing answers the policy"""
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
     """conversations of the episodes, if something answers the policy"""
     worlds: list[Any] = field(default_factory=list)

@@ -15,9 +15,14 @@ from cavesson.algorithms.raft import RAFTRun
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.errors import StoppedError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.plan.devices import device_of
+from cavesson.plan.predict import Predictor
+from cavesson.plan.recipe import Planned
+from cavesson.rewards.table import Reward
 from cavesson.tools.evaluate import evaluate
 from cavesson.tools.generate import generate
 from cavesson.tools.settings import EvaluateSettings, GenerateSettings
+from cavesson.train.prompts import conversation_of, prompts_of
 from cavesson.train.run import Training
 
 TEMPLATE = (
@@ -52,14 +57,14 @@ def length(prompts: list[str], responses: list[str], messages: Any, environments
     return [float(len(response)) / 9 for response in responses]
 
 
-def made(algorithm: str, folder: Path, **changes: Any) -> Training:
+def made(algorithm: str, folder: Path, data: str | None = None, **changes: Any) -> Training:
     settings = RUNS[algorithm].model_validate(
         {
             "run": folder,
             "steps": 3,
             "batch_size": 4,
             "samples_per_prompt": 2,
-            "data": {"chat": True, "template": TEMPLATE},
+            "data": {"chat": True, "template": TEMPLATE} | ({"path": data} if data else {}),
             "sampling": {"max_new_tokens": 12, "eos_token_ids": [0, *range(2, 60)]},
             "environment": {"max_turns": 9, "max_tokens": 60},
             "checkpoint": {"every": 1},
@@ -176,6 +181,65 @@ def test_an_environment_that_has_changed_is_noticed(tmp_path: Path) -> None:
         made("grpo", tmp_path / "run", environment=Again, resume=True)
 
 
+class Graded(Partner):
+    """Says what each turn earned, and reads the prompt, which a file of plain texts has no column for."""
+
+    def reset(self, prompt: Any) -> str:
+        assert prompt[0]["content"] in ("Hi", "Ho")
+        return super().reset(prompt, "Ann")
+
+    @property
+    def turn_rewards(self) -> list[float | None]:
+        return [1.5, None, -2.0][: self.answered + 1][:3]
+
+
+def test_rewards_of_turns_are_recorded_and_that_nothing_learns_from_them_is_said(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Hi\nHo\n")
+    changes = {"environment": Graded, "rewards": None, "prompts": None}
+    training = made("grpo", tmp_path / "run", data=str(tmp_path / "prompts.txt"), **changes)
+    assert any("turn_rewards of Graded are recorded" in remark for remark in training.trainer.remarks)
+    training.run(quiet)
+    run = cavesson.open(tmp_path / "run")
+    for step in range(3):
+        turns = run.turns(step).to_pandas()
+        for _, own in turns[turns["role"] == "assistant"].groupby("sample"):
+            assert own["reward"].isna().tolist() == [False, True, False][: len(own)]
+            assert own["reward"].dropna().tolist() == [1.5, -2.0][: (len(own) + 1) // 2]
+        assert turns[turns["role"] == "user"]["reward"].isna().all()
+
+
+def test_the_prompts_of_a_run_are_the_same_for_what_looks_ahead(tmp_path: Path) -> None:
+    """With the tools that are offered, which are much of a prompt."""
+    template = "{{ tools | map(attribute='function.name') | join(' ') if tools else '' }}" + TEMPLATE.replace(
+        "{{ m.content }}",
+        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>"
+        "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}",
+    )
+    (tmp_path / "prompts.txt").write_text("Hi\nHo\n")
+    (tmp_path / "template").write_text(template)
+    (tmp_path / "tools.py").write_text(
+        'def shout(text: str) -> str:\n    """Shout.\n\n    Args:\n        text: it\n    """\n    return text.upper()\n'
+        "def reward(prompts, responses, **columns):\n    return [0.0 for _ in responses]\n"
+    )
+    settings = GRPORun.model_validate(
+        {
+            "run": tmp_path / "run",
+            "model": {"path": "tiny"},
+            "batch_size": 4,
+            "samples_per_prompt": 2,
+            "data": {"path": str(tmp_path / "prompts.txt"), "chat": True, "template": str(tmp_path / "template")},
+            "environment": {"tools": [f"{tmp_path}/tools.py:shout"]},
+            "rewards": [{"use": f"{tmp_path}/tools.py:reward"}],
+        }
+    )
+    prompts = Training(settings).collector.prompts
+    assert prompts.texts[0].startswith("shoutu:Hi")
+    conversation = conversation_of(settings, tiny_tokenizer())
+    assert prompts_of(settings, tiny_tokenizer(), conversation).ids == prompts.ids
+    planned = Planned("recipe.toml", "grpo", settings, settings.rewards, False)
+    assert Predictor(planned, device_of("h100", 1), 1).data.ids == prompts.ids
+
+
 def test_what_cannot_be_played_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     class Loud(Partner):
         def get_reward(self) -> float | None:
@@ -188,7 +252,11 @@ def test_what_cannot_be_played_is_said_before_a_model_is_loaded(tmp_path: Path) 
     def nothing(a):  # type: ignore[no-untyped-def]
         """It has no type hint."""
 
+    small = tiny_model()
+    small.config.max_position_embeddings = 300
     cases: dict[str, dict[str, Any]] = {
+        r"data.max_prompt_tokens 256 \+ environment.max_tokens 60": {"model": small},
+        "a reward and an environment are called 'Partner'": {"rewards": [Reward("Partner", length)]},
         "no score today": {"environment": Loud},
         "level": {"environment": Wants},
         "type hint": {"tools": [nothing]},

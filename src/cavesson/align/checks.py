@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.algorithms.runs import ExampleRun
 from cavesson.align.stages import ComparisonSettings, ComparisonStage, Stage, StageState, TrainingStage, start_of
 from cavesson.config import check
-from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.data.prompts import load_prompts
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.settings import StartSettings
@@ -19,6 +19,7 @@ from cavesson.record import run_info
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import build_rewards, rehearse
 from cavesson.train.build import check_place
+from cavesson.train.prompts import Columns, conversation_of, prompts_of, tried
 from cavesson.train.resuming import flattened
 
 
@@ -54,8 +55,11 @@ def _check_training(stage: TrainingStage, known: Mapping[str, Stage]) -> None:
     if isinstance(settings, ExampleRun):
         settings.examples(tokenizer)
         return
-    _check_rewards(settings.rewards, known, load_prompts(settings.data, tokenizer))
-    if not settings.rewards:
+    conversation = conversation_of(settings, tokenizer)
+    prompts = prompts_of(settings, tokenizer, conversation)
+    with tried(conversation, prompts) as columns:
+        _check_rewards(settings.rewards, known, prompts.texts, columns)
+    if not settings.rewards and (conversation is None or not conversation.scored):
         raise UserError("the stage has no reward: add one to its rewards")
 
 
@@ -68,7 +72,7 @@ def _check_comparison(stage: ComparisonStage, known: Mapping[str, Stage]) -> Non
     if settings.prompts is not None:
         data = data.model_copy(update={"path": settings.prompts})
     sets = [load_prompts(data, _tokenizer_of(model, known)) for model in settings.models]
-    _check_rewards(settings.rewards, known, sets[0])
+    _check_rewards(settings.rewards, known, sets[0].texts, sets[0].for_rewards)
 
 
 def _compared(stage: ComparisonStage) -> ComparisonSettings:
@@ -92,11 +96,13 @@ def _tokenizer_of(model: str, known: Mapping[str, Stage]) -> PreTrainedTokenizer
     return load_start_tokenizer(StartSettings(path=model)) if start is None else _tokenizer(start, known)
 
 
-def _check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage], prompts: PromptSet) -> None:
+def _check_rewards(
+    rewards: Sequence[RewardSettings], known: Mapping[str, Stage], prompts: Sequence[str], columns: Columns
+) -> None:
     """Build the rewards and call them on the prompts, except reward models that are still to be trained."""
     ready = [r for r in rewards if all(start_of(str(value), known) is None for value in r.options.values())]
     made = build_rewards(ready, torch.device("cpu"))
-    rehearse(made, prompts.texts, prompts.for_rewards)
+    rehearse(made, prompts, columns)
 
 
 def _check_same(stage: Stage, before: BaseModel) -> None:

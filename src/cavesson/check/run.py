@@ -18,7 +18,7 @@ from cavesson.check.settings import check_settings
 from cavesson.check.short_run import First, Suggestion, judge, short_run
 from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
-from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.data.prompts import PromptSet
 from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError, user_code
@@ -35,6 +35,7 @@ from cavesson.processes import Processes
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, build_rewards, rehearse, score
 from cavesson.tools.settings import ScorerSettings
+from cavesson.train.prompts import conversation_of, prompts_of
 
 if TYPE_CHECKING:
     from cavesson.plan.prediction import Memory
@@ -184,7 +185,8 @@ class _Check:
     def _data(self) -> Results:
         settings = self.settings
         if isinstance(settings, RolloutRun):
-            self.prompts: PromptSet = load_prompts(settings.data, self.tokenizer)
+            conversation = conversation_of(settings, self.tokenizer)
+            self.prompts: PromptSet = prompts_of(settings, self.tokenizer, conversation)
             yield from check_prompts(settings, self.prompts)
             self.largest: Any = largest_rollouts(settings, self.prompts)
             longest = self.largest.prompt + self.largest.response

@@ -113,7 +113,8 @@ def _part(judged: Judged, rows: range) -> Judged:
     return Judged(
         judged.prompts[part],
         judged.responses[part],
-        {name: values[part] for name, values in judged.columns.items()},
+        # Environments are objects of this process.
+        {name: values[part] for name, values in judged.columns.items() if name != "environments"},
         None if judged.ids is None else judged.ids[part],
     )
 

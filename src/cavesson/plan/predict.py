@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.data.prompts import load_prompts
 from cavesson.errors import UserError
 from cavesson.models.load import with_pad_token
 from cavesson.models.parts import row_shape
@@ -24,6 +23,7 @@ from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
 from cavesson.registry import ENGINES
+from cavesson.train.prompts import conversation_of, prompts_of
 
 Run = RolloutRun | ExampleRun
 
@@ -70,7 +70,7 @@ class Predictor:
         self.place = Place(processes, device.per_host, device.is_cpu)
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
         self.data: Any = (
-            load_prompts(settings.data, self.tokenizer)
+            prompts_of(settings, self.tokenizer, conversation_of(settings, self.tokenizer))
             if isinstance(settings, RolloutRun)
             else settings.examples(self.tokenizer)
         )

@@ -21,7 +21,8 @@ from cavesson.rollout.continuation import Continuation
 from cavesson.rollout.environments import Environments, Instance, Kind
 from cavesson.rollout.episodes import Episode
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.rollout.types import Answered, Call, Turn
+from cavesson.rollout.types import Answered, Call
+from cavesson.types import Turn
 
 
 class Language(NamedTuple):
@@ -63,14 +64,19 @@ class Conversation:
         self._languages = {name: self._language(kind) for name, kind in environments.kinds.items()}
 
     @property
-    def scores(self) -> bool:
-        """Whether an environment scores its episodes."""
-        return any(kind.scores for kind in self.environments.kinds.values())
+    def scored(self) -> list[str]:
+        """The names of the rewards that environments give."""
+        return list(dict.fromkeys(kind.label for kind in self.environments.kinds.values() if kind.scores))
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of how conversations are continued."""
-        found = (one.continuation.note for one in self._languages.values() if one.continuation is not None)
+        """What a user should know before the first step."""
+        found = [one.continuation.note for one in self._languages.values() if one.continuation is not None]
+        found += [
+            f"turn_rewards of {kind.label} are recorded; no algorithm learns from them yet"
+            for kind in self.environments.kinds.values()
+            if kind.rewards_turns
+        ]
         return list(dict.fromkeys(note for note in found if note is not None))
 
     def offer(self, rows: Sequence[Prompt], source: str) -> list[Tools]:
@@ -101,7 +107,8 @@ class Conversation:
             UserCodeError: an environment failed.
             UserError: what `reset` returned makes a prompt too long, or the template cannot render it.
         """
-        data = [{name: values[i] for name, values in prompts.for_rewards.items()} for i in indices]
+        columns = {"prompt": prompts.messages or prompts.texts, **prompts.for_rewards}
+        data = [{name: values[i] for name, values in columns.items()} for i in indices]
         instances = [self.environments.take(self.environments.of(row)) for row in data]
         said = [contract.reset(self._caller, one, row) for one, row in zip(instances, data, strict=True)]
         return [
@@ -124,13 +131,12 @@ class Conversation:
             UserCodeError: one failed.
         """
         asked = [contract.get_reward(self._caller, one) if one.kind.scores else None for one in instances]
-        names = dict.fromkeys(kind.label for kind in self.environments.kinds.values() if kind.scores)
         return {
             name: [
                 None if one is None or instance.kind.label != name else one.result()
                 for one, instance in zip(asked, instances, strict=True)
             ]
-            for name in names
+            for name in self.scored
         }
 
     @contextmanager
@@ -182,6 +188,12 @@ class Conversation:
         return Episode(index, row, line.ids, line.text, messages, instance)
 
     async def _answer(self, episode: Episode) -> bool:
+        goes_on = await self._goes_on(episode)
+        if not goes_on:
+            self._reward_turns(episode)
+        return goes_on
+
+    async def _goes_on(self, episode: Episode) -> bool:
         instance: Instance = episode.world
         language = self._languages[instance.kind.name]
         start = episode.last
@@ -201,6 +213,13 @@ class Conversation:
         episode.turns += [turn._replace(first_token=len(episode.ids)) for turn in said]
         episode.reason = ends or ("length" if said else episode.reason)
         return False
+
+    def _reward_turns(self, episode: Episode) -> None:
+        """Add to the policy's turns what the environment says that each of them earned."""
+        places = [place for place, turn in enumerate(episode.turns) if turn.role == "assistant"]
+        given = contract.turn_rewards(episode.world, len(places)) or ()
+        for place, reward in zip(places, given, strict=False):
+            episode.turns[place] = episode.turns[place]._replace(reward=reward)
 
     async def _replies(self, episode: Episode, instance: Instance, calls: Sequence[Call]) -> list[Turn]:
         """Return what answers a turn of the policy, whose place is not known yet: results of its calls, or a user."""

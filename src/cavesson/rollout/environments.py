@@ -88,6 +88,11 @@ class Kind:
         return "user_reply" in self.methods
 
     @property
+    def rewards_turns(self) -> bool:
+        """Whether it says what each turn earned."""
+        return hasattr(self.probe, "turn_rewards") or "turn_rewards" in inspect.get_annotations(type(self.probe))
+
+    @property
     def wanted(self) -> list[str]:
         """The columns of the data that `reset` cannot do without."""
         return [one.name for one in self._parameters("reset") if _is_required(one)]
@@ -178,8 +183,10 @@ class Environments:
         Raises:
             UserCodeError: it cannot be made.
         """
-        free = self._free[kind.name]
-        return free.popleft() if free else kind.instance(_made(kind.name, kind.factory))
+        try:
+            return self._free[kind.name].popleft()
+        except IndexError:  # another thread may have taken the last one since it was looked for
+            return kind.instance(_made(kind.name, kind.factory))
 
     def release(self, instances: Iterable[Instance]) -> None:
         """Give instances back, in which no call is running any more."""

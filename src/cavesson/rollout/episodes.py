@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cavesson.data.prompts import padded_prompts
-from cavesson.rollout.types import Turn
 from cavesson.sampling.responses import Engine, Turns
+from cavesson.types import Turn
 
 CUT = ("length", "turns")
 """Finish reasons of episodes that a limit has ended."""
@@ -68,8 +68,8 @@ class Episode:
         self.versions += [self.version] * len(ids)
 
 
-class Conversation(Protocol):
-    """What answers the policy: tools, an environment, a user."""
+class Partner(Protocol):
+    """What answers the policy; see `rollout.conversation.Conversation`."""
 
     def room(self, episode: Episode) -> int:
         """Return how many tokens the next turn of an episode may have at most."""
@@ -99,7 +99,7 @@ def play(
     episodes: Sequence[Episode],
     step: int,
     temperature: float | None = None,
-    conversation: Conversation | None = None,
+    conversation: Partner | None = None,
 ) -> Played:
     """Play episodes to their ends, and return their columns.
 
@@ -134,7 +134,7 @@ def _sample(
     episodes: Sequence[Episode],
     step: int,
     temperature: float | None,
-    conversation: Conversation | None,
+    conversation: Partner | None,
 ) -> None:
     """Append the next turn of the policy to each of some episodes."""
     turns = None

@@ -21,23 +21,3 @@ class Answered(NamedTuple):
     """What the model sees; an error is the JSON text `{"error": …}`."""
     seconds: float
     error: str | None = None
-
-
-class Turn(NamedTuple):
-    """One turn of an episode, or one call or result in it, as the record keeps it."""
-
-    role: str
-    """assistant, tool or user"""
-    text: str
-    first_token: int
-    """place of its first token after the first prompt of the episode"""
-    tokens: int
-    name: str | None = None
-    """of the tool"""
-    arguments: str | None = None
-    """of the call, as JSON"""
-    seconds: float | None = None
-    """that the call took"""
-    error: str | None = None
-    reward: float | None = None
-    """that the environment gave for the turn"""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.cluster.connection import is_on_ray
 from cavesson.config_paths import full_path
-from cavesson.data.chat import Chat, read_template
-from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
+from cavesson.data.chat import read_template
+from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory
-from cavesson.models.parts import causal, output_head
+from cavesson.models.parts import causal, output_head, position_limit
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton
@@ -33,7 +32,7 @@ from cavesson.rewards.shaping import Shaping
 from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.environments import Factory
-from cavesson.rollout.loading import Given, fingerprints, load_environments
+from cavesson.rollout.loading import Given, fingerprints
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.vllm_server import saved_model
@@ -48,6 +47,7 @@ from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
+from cavesson.train.prompts import conversation_of, prompts_of, tried
 from cavesson.train.remarks import ending_remarks, loading_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
@@ -157,14 +157,9 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         devices = settings.sampling.vllm.devices if processes.is_main else ()  # others do not take part
         processes.agreed(lambda: NcclGroup.check(processes.device, devices))
     tokenizer = _tokenizer(settings, inputs)
-    conversation = _conversation(settings, inputs, tokenizer)
+    conversation = conversation_of(settings, tokenizer, inputs.played)
     rewards = _rewards(settings, inputs, processes.device, conversation)
-    offer = None if conversation is None else conversation.offer
-    prompts = (
-        load_prompts(settings.data, tokenizer, offer)
-        if inputs.prompts is None
-        else given_prompts(inputs.prompts, settings.data, tokenizer, offer)
-    )
+    prompts = prompts_of(settings, tokenizer, conversation, inputs.prompts)
     if prompts.held_out is not None and len(prompts.held_out) < processes.count:
         raise UserError(
             f"{counted(len(prompts.held_out), 'held-out prompt')} cannot be shared by {processes.count} "
@@ -240,18 +235,6 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
     return HeldOut(held_out, settings.evaluation.every, most, len(prompts))
 
 
-def _conversation(settings: RolloutRun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> Conversation | None:
-    """Load the tools and environments that answer the policy, if there are any."""
-    given = inputs.played
-    environments = load_environments(settings.environment, given)
-    if given == Given() and settings.environment.use is None and not settings.environment.tools:
-        return None
-    chat = Chat.of(settings.data, tokenizer)
-    return Conversation(
-        settings.environment, environments, chat, settings.longest_episode, settings.data.max_prompt_tokens
-    )
-
-
 def _try_rewards(
     settings: RolloutRun,
     rewards: Sequence[Reward],
@@ -262,8 +245,7 @@ def _try_rewards(
     """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
     if prompts.held_out is not None:
         check_columns(rewards, prompts.held_out.texts, prompts.held_out.for_rewards)
-    trial = nullcontext(prompts.for_rewards) if conversation is None else conversation.tried(prompts)
-    with trial as columns:
+    with tried(conversation, prompts) as columns:
         if settings.sampling.max_staleness:
             with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
                 thread.submit(rehearse, rewards, prompts.texts, columns).result()
@@ -307,12 +289,30 @@ def _engine(
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
-    # Later turns continue from all before them, and `reset` may make a prompt longer.
-    most = settings.data.max_prompt_tokens + settings.longest_episode
-    longest = most if answered else max(map(len, (*prompts.ids, *held_out)))
+    longest = _longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
     parts = EngineParts(settings, sampling, policy, tokenizer, longest, len(held_out), processes, served, bare)
     engine: Engine = sampling.declared.build(parts)
     return engine
+
+
+def _longest_read(settings: RolloutRun, policy: Policy) -> int:
+    """Return the most tokens before a turn: those of all turns before it, and of a prompt that `reset` made longer.
+
+    Raises:
+        UserError: an episode does not fit into the model's positions.
+    """
+    parts = {
+        "data.max_prompt_tokens": settings.data.max_prompt_tokens,
+        "environment.max_tokens": settings.longest_episode,
+    }
+    limit, turn = position_limit(causal(policy.model).config), settings.sampling.longest
+    if limit is not None and sum(parts.values()) + turn > limit:
+        named = {**parts, "sampling.max_new_tokens": turn}
+        said = " + ".join(f"{name} {value:,}" for name, value in named.items())
+        raise UserError(
+            f"episodes of {said} tokens do not fit into the model's {limit:,} positions; reduce one of them"
+        )
+    return sum(parts.values())
 
 
 def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
@@ -414,6 +414,9 @@ def _rewards(
         rewards = build_rewards(settings.rewards, device)
     else:
         rewards = inputs.named_rewards
-    if not rewards and (conversation is None or not conversation.scores):
+    scored = () if conversation is None else conversation.scored
+    if twice := [one.name for one in rewards if one.name in scored]:
+        raise UserError(f"a reward and an environment are called {twice[0]!r}; give the reward another name")
+    if not rewards and not scored:
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cavesson.types import Batch, Rollouts
+from cavesson.types import Batch, Rollouts, Turn
 
 KeptBatches = Mapping[str, Sequence[Rollouts | None]]
 """Batches by what they are kept for; None for one that is not finished."""
@@ -48,7 +48,8 @@ def _part(lists: dict[str, list[Any]] | None, tensors: Mapping[str, Tensor], sta
     if lists is None:
         return None
     columns = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
-    return Rollouts(batch=Batch(_today(columns)), **lists)
+    turns = [[Turn(*turn) for turn in of_episode] for of_episode in lists.get("turns", ())]
+    return Rollouts(batch=Batch(_today(columns)), **{**lists, "turns": turns})
 
 
 def _today(columns: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from time import perf_counter
 
 import torch
@@ -12,7 +13,6 @@ from cavesson.ops import kl
 from cavesson.ops.masked import weighted_var
 from cavesson.ops.ratios import response_sum
 from cavesson.processes import Processes
-from cavesson.rollout.types import Turn
 from cavesson.text.statistics import response_statistics
 from cavesson.types import Batch, Rollouts
 
@@ -132,7 +132,7 @@ def episode_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float
 
     All processes call this together. Without turns, there are no metrics.
     """
-    turns = [Turn(*turn) for of_episode in rollouts.turns for turn in of_episode]
+    turns = list(chain.from_iterable(rollouts.turns))
     sums: dict[str, float] = {"episodes": float(len(rollouts.turns)), "turns": 0.0}
     for turn in turns:
         counted = {"turns": float(turn.role == "assistant")}

@@ -34,7 +34,7 @@ from cavesson.train.metrics import (
     value_metrics,
 )
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.recording import recorded_columns
+from cavesson.train.recording import recorded
 from cavesson.train.rollouts import EVALUATION_STEP, Use, score_rollouts
 from cavesson.train.update import Chosen, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
@@ -265,11 +265,7 @@ class RolloutTrainer(Trainer):
 
         def record() -> None:
             if recorder is not None and len(rollouts):
-                columns = recorded_columns(rollouts, prompts)
-                # Held-out responses have other numbers in the record.
-                renamed = dict(zip(rollouts.sample, more.get("sample", rollouts.sample), strict=True))
-                turns = columns.turns and columns.turns | {"sample": [renamed[one] for one in columns.turns["sample"]]}
-                recorder.rollouts(step, columns.rows | more, columns.tokens, turns)
+                recorder.rollouts(step, *recorded(rollouts, prompts, more))
 
         self.learner.processes.agreed(record)
 

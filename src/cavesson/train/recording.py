@@ -1,7 +1,6 @@
 """What a run records of its rollouts, and where: in its folder or at a URL, which may stop being reachable."""
 
 import math
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,10 +13,10 @@ from cavesson.errors import StoppedError, first_line
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
 from cavesson.record.files import replacing
+from cavesson.record.given import turn_columns
 from cavesson.record.reader import ELSEWHERE
 from cavesson.record.spare import add_spare
 from cavesson.record.storage import reaching, storage
-from cavesson.rollout.types import Turn
 from cavesson.train.loop import Callback, Trainer
 from cavesson.types import Rollouts
 
@@ -65,7 +64,7 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
 
 
 class Recorded(NamedTuple):
-    """The columns that the recorder takes of rollouts."""
+    """What the recorder takes of rollouts."""
 
     rows: dict[str, Any]
     tokens: dict[str, Any]
@@ -73,35 +72,35 @@ class Recorded(NamedTuple):
     """None if nothing answers the policy"""
 
 
-def recorded_columns(rollouts: Rollouts, prompts: PromptSet) -> Recorded:
-    """Return what is recorded of rollouts from these prompts."""
+def recorded(rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> Recorded:
+    """Return what is recorded of rollouts from these prompts; `more` are further columns of rows, or other values."""
     rows: dict[str, Any] = {name: values for name, values in rollouts.lists.items() if values}
-    turns = _turns(rows.pop("turns"), rollouts.sample) if "turns" in rows else None
-    rows.pop("messages", None)  # the turns have what the prompt does not
+    for name in ("turns", "messages"):  # the turns have their own table, and say what the prompt does not
+        rows.pop(name, None)
     rows["extra"] = [prompts.extra[index] for index in rollouts.prompt_index]
     rows["group"] = rows.pop("prompt_index")
     rewards = {name: rollouts[name] for name in ("reward", "shaped_reward") if name in rollouts.batch}
     rows |= {name: without_nan(column) for name, column in rewards.items()}
-    versions = rollouts["sampler_version"]
-    rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
+    rows["policy_version"] = rollouts["sampler_version"][:, 0].tolist()  # of the first token, which has the oldest
     inside = rollouts["prompt_mask"].bool()
     asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
     rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]
-    others = (rollouts["learned"] == 0) & (rollouts["attended"] > 0)  # which have no log-probability: not 0, but null
-    measured = {name: rollouts[name] for name in TOKEN_COLUMNS if name in rollouts.batch}
-    tokens = {name: column.masked_fill(others, math.nan).numpy() for name, column in measured.items()}
-    masks = {name: rollouts[name].bool().numpy() for name in ("attended", "learned")}
-    tokens |= {"token_id": rollouts["response_ids"].numpy(), "source": rollouts["source"].numpy(), **masks}
+    rows |= more
+    turns = [[turn._asdict() for turn in of_episode] for of_episode in rollouts.turns]
+    return Recorded(rows, _tokens(rollouts), turn_columns(rows["sample"], turns))
+
+
+def _tokens(rollouts: Rollouts) -> dict[str, Any]:
+    tokens = {name: rollouts[name] for name in TOKEN_COLUMNS if name in rollouts.batch}
+    others = (rollouts["learned"] == 0) & (rollouts["attended"] > 0)
+    if bool(others.any()):  # their log-probability was not measured: it is not 0, but null
+        tokens = {name: column.masked_fill(others, math.nan) for name, column in tokens.items()}
+    tokens |= {"token_id": rollouts["response_ids"], "source": rollouts["source"]}
+    tokens |= {name: rollouts[name].bool() for name in ("attended", "learned")}
+    versions = rollouts["sampler_version"]
     if bool(((versions != versions[:, :1]) & (rollouts["learned"] > 0)).any()):
-        tokens["sampler_version"] = versions.numpy()
-    return Recorded(rows, tokens, turns)
-
-
-def _turns(turns: Sequence[Sequence[Sequence[Any]]], samples: Sequence[int]) -> dict[str, Any]:
-    """Return the turns of episodes as columns; in a checkpoint, they have become lists."""
-    told = [Turn(*turn) for of_episode in turns for turn in of_episode]
-    of = [sample for sample, of_episode in zip(samples, turns, strict=True) for _ in of_episode]
-    return {"sample": of, **{name: [getattr(turn, name) for turn in told] for name in Turn._fields}}
+        tokens["sampler_version"] = versions
+    return {name: column.numpy() for name, column in tokens.items()}
 
 
 class Described(Callback):

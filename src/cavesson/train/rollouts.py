@@ -196,7 +196,7 @@ def _unpadded(response_ids: Tensor, attended: Tensor) -> list[list[int]]:
 
 def last_answers(rollouts: Rollouts) -> list[str]:
     """Return what rewards judge of each rollout: what the policy said last."""
-    said = [[turn[1] for turn in turns if turn[0] == "assistant"] for turns in rollouts.turns]
+    said = [[turn.text for turn in turns if turn.role == "assistant"] for turns in rollouts.turns]
     return [texts[-1] for texts in said] if said else rollouts.response
 
 
