@@ -68,7 +68,7 @@ def main() -> None:
         for shape, ratio in compared(dtype, products, only)
     }
     if not ratios:
-        parser.error(f"there is no shape with {only!r}")
+        parser.error(f"no shape matches {only!r}")
     x, weight = torch.randn(16, 576), torch.randn(576, 576)
     spent = timeit(lambda: current().product("forward", x, weight), number=LOOKUPS) / LOOKUPS
     print(f"looking up a choice: {1e6 * spent:.2f} µs")

@@ -16,11 +16,11 @@ class Traits(NamedTuple):
     """the loss clips the ratio π/π_old; `policy/clip_fraction` is the share of the tokens where it does"""
     ratio: Literal["token", "sequence", "response"] | None = None
     """what has a ratio π/π_old in the loss: a token, a response as the geometric mean of its tokens (GSPO), or a whole
-    response; None = there is no ratio"""
+    response; None = no ratio"""
     critic: bool = False
     """advantages follow from the returns that a critic expects"""
     kl_place: Literal["reward", "loss"] | None = None
-    """where β · KL goes; None = there is no KL penalty, and `kl.coef` has no effect"""
+    """where β · KL goes; None = no KL penalty, and `kl.coef` has no effect"""
     length_normalised: bool = False
     """the loss of a response is divided by its own length"""
     classifier: bool = False

@@ -63,7 +63,7 @@ def single() -> Batch:
 
 
 def with_holes(batch: Batch, holes: Sequence[Sequence[int]]) -> tuple[Batch, Tensor]:
-    """Insert so many tokens before each token and after the last; return the place `[B, T]` of each old token too."""
+    """Insert these numbers of tokens before each token and after the last; return the new place `[B, T]` of each."""
     before = torch.tensor(holes)  # [B, T + 1]
     lengths = batch["learned"].sum(1).long()
     place = torch.arange(4) + before[:, :4].cumsum(1)

@@ -131,7 +131,7 @@ def test_places_are_known_only_where_runs_and_messages_match():
     roles = ["assistant", "tool", "tool", "assistant", "user"]
     messages = [{"role": role, "content": ""} for role in roles]
     sampled = [True] * 2 + [False] * 5 + [True] + [False] * 3
-    # Two results share one run of tokens: where the second begins, nobody knows.
+    # Two results share one run of tokens: where the second begins is unknown.
     assert spans_of(messages, sampled) == [Span(0, 2), None, None, Span(7, 1), Span(8, 3)]
     assert sources_of(messages, sampled) == ["sampled"] * 2 + ["tool"] * 5 + ["sampled"] + ["user"] * 3
     assert spans_of(messages, sampled[:8]) == [None] * 5

@@ -179,7 +179,7 @@ def test_calls_that_cannot_be_made():
     ]
     given = answers(tools, *calls)
     assert [one.text for one in given] == [json.dumps({"error": one.error}) for one in given]
-    for one, word in zip(given, ["no tool 'ecko'", "'value'", "unexpected argument 'b'", "not JSON"], strict=True):
+    for one, word in zip(given, ["unknown tool 'ecko'", "'value'", "unexpected argument 'b'", "not JSON"], strict=True):
         assert word in one.error
         assert one.seconds == 0
 

@@ -1,4 +1,4 @@
-"""Calls are read as the tokenizer says or as the chat template writes them, and what is no call becomes an error."""
+"""Calls are read as the tokenizer says or as the chat template writes them, and what is not a call becomes an error."""
 
 import copy
 

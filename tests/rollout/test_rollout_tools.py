@@ -92,8 +92,8 @@ def test_arguments_of_nested_types_that_fit():
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("seek", {}, ["no tool 'seek'", "search, convert"]),
-        ("", {}, ["no tool ''"]),
+        ("seek", {}, ["unknown tool 'seek'", "search, convert"]),
+        ("", {}, ["unknown tool ''"]),
         ("search", {}, ["'query'", "missing"]),
         ("search", {"query": "x", "top": 1}, ["unexpected argument 'top'", "query, limit, exact"]),
         ("search", {"query": 1}, ["'query'", "1 is not of type 'string'"]),
@@ -124,7 +124,7 @@ def test_a_long_argument_is_not_repeated_to_the_model():
 
 
 def test_without_tools_every_call_is_wrong():
-    assert problem_of({}, "search", {"query": "x"}) == "there is no tool 'search'; there are no tools"
+    assert problem_of({}, "search", {"query": "x"}) == "unknown tool 'search'; this conversation has no tools"
 
 
 def nullable(nullable: int) -> int:

@@ -90,7 +90,7 @@ def test_a_made_up_engine_samples_and_its_responses_are_weighted(tmp_path: Path)
         ({"sampling": {"engine": "by-hand", "max_staleness": 1}}, "max_staleness has no effect with engine .by-hand."),
         (
             {"sampling": {"engine": "by-foot"}},
-            "there is no such engine; choose one of transformers, vllm, by-hand, far",
+            "unknown engine; choose one of transformers, vllm, by-hand, far",
         ),
     ],
 )

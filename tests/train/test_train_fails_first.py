@@ -13,6 +13,7 @@ from cavesson.algorithms.grpo import GRPORun
 from cavesson.command_line import command_line
 from cavesson.config import load
 from cavesson.errors import TerminatedError, UserCodeError, UserError
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Training
 
 FAILURES = {
@@ -46,15 +47,32 @@ def test_what_fails_before_the_first_step_leaves_nothing(tmp_path: Path, name: s
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
-def test_what_fails_in_the_first_step_leaves_nothing(tmp_path: Path, name: str) -> None:
-    def fail(step: int, metrics: dict[str, float]) -> None:
+def test_what_fails_in_the_first_step_leaves_nothing(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(step: int) -> dict[str, float]:
         raise ZeroDivisionError
 
     training = tiny_run(name, tmp_path / "run")
+    monkeypatch.setattr(training.trainer, "step", fail)
     with pytest.raises(ZeroDivisionError):
-        training.run(fail)
+        training.run(lambda *_: None)
     assert not (tmp_path / "run").exists()
     assert tiny_run(name, tmp_path / "run").run(lambda *_: None).folder == tmp_path / "run"  # nothing is in the way
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
+def test_a_report_that_fails_after_the_first_step_loses_nothing(tmp_path: Path, name: str) -> None:
+    def fail(step: int, metrics: dict[str, float]) -> None:
+        raise ZeroDivisionError
+
+    run = tmp_path / "run"
+    with pytest.raises(UserCodeError, match="the steps before step 1 are recorded"):
+        tiny_run(name, run).run(fail)
+    Training(load(ALGORITHMS[name].settings, None, tiny_flags(name, run)), resume=True).run(lambda *_: None)
+    tiny_run(name, tmp_path / "whole").run(lambda *_: None)
+    assert everything(run) == everything(tmp_path / "whole")
 
 
 BROKEN = """

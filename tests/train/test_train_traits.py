@@ -38,7 +38,7 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 class Plain(RolloutAlgorithm):
-    """A policy gradient with a baseline of the step, which says nothing of itself."""
+    """A policy gradient whose baseline is the mean of the step; it declares no traits."""
 
     lam: float = 0.9
     """a setting that PPO has, too"""

@@ -50,9 +50,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 NEEDS_TRAIN = {
-    "accelerate", "anyio", "datasets", "gguf", "httpx", "huggingface_hub", "jaxtyping", "jinja2", "markupsafe",
-    "matplotlib", "peft", "psutil", "sacrebleu", "safetensors", "tenacity", "tokenizers", "torch", "transformers",
-    "vaderSentiment", "xxhash",
+    "accelerate", "anyio", "datasets", "gguf", "httpx", "huggingface_hub", "jaxtyping", "jinja2", "jsonschema",
+    "markupsafe", "matplotlib", "peft", "psutil", "sacrebleu", "safetensors", "tenacity", "tokenizers", "torch",
+    "transformers", "vaderSentiment", "xxhash",
 }  # fmt: skip
 """Modules that the extra `train` installs."""
 

@@ -10,7 +10,7 @@ _SECTIONS = frozenset(name.replace("-", "_") for name in ALGORITHMS)
 
 
 def in_run(setting: str, info: Mapping[str, Any]) -> str:
-    """Return the dotted name of a setting in a run: those of another algorithm are in the group of its own."""
+    """Return the dotted name of a setting in a run, in the section of its own algorithm."""
     group, _, last = setting.partition(".")
     return f"{section_of(info) or group}.{last}" if group in _SECTIONS else setting
 

@@ -90,7 +90,7 @@ def _source_codes(source: Array, attended: Array) -> Array:
 def checked_turns(
     turns: Mapping[str, Sequence[Any] | Array], samples: Sequence[int] | Array, first: int
 ) -> dict[str, list[Any]]:
-    """Return columns of turns as lists of the same length, with ``turn``; none if there is no turn.
+    """Return columns of turns as lists of the same length, with ``turn``; an empty dictionary without turns.
 
     Args:
         turns: [M] columns as a caller gives them.

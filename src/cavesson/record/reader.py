@@ -333,7 +333,7 @@ class Run:
         if name == "turns":
             return self._table("turns", TURN_COLUMNS, columns, steps, TURN_KEYS)
         if name not in ("steps", "rollups"):
-            raise ValueError(f"there is no table {name!r}; tables are rows, tokens, turns, steps and rollups")
+            raise ValueError(f"unknown table {name!r}; choose rows, tokens, turns, steps or rollups")
         table = self.steps() if name == "steps" else self.rollups()
         if steps is not None:
             table = table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))

@@ -109,7 +109,7 @@ class Kind:
         return {name: value for name, value in row.items() if name in named}
 
     def instance(self, environment: Any) -> "Instance":
-        """Return an instance with tools of its own."""
+        """Return an instance whose tools are bound to it."""
         own = {name: getattr(environment, name) for name in self.tools if name in self.methods}
         tools = {name: tool._replace(function=own.get(name, tool.function)) for name, tool in self.tools.items()}
         return Instance(self, environment, tools)

@@ -49,8 +49,8 @@ def tools_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
 def problem_of(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]) -> str | None:
     """Return why a tool cannot be called with these arguments, in the words that the model reads, or None if it can."""
     if name not in tools:
-        there = f"the tools are {', '.join(tools)}" if tools else "there are no tools"
-        return _shortened(f"there is no tool {name!r}; {there}")
+        there = f"the tools are {', '.join(tools)}" if tools else "this conversation has no tools"
+        return _shortened(f"unknown tool {name!r}; {there}")
     parameters = tools[name].schema["function"]["parameters"]
     known = parameters["properties"]
     for one in arguments:

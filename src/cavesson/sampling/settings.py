@@ -117,7 +117,7 @@ class SamplingSettings(DecodingSettings):
     @classmethod
     def _known(cls, engine: str) -> str:
         if engine not in ENGINES:
-            raise ValueError(f"there is no such engine; choose one of {', '.join(ENGINES)}")
+            raise ValueError(f"unknown engine; choose one of {', '.join(ENGINES)}")
         return engine
 
     @field_validator("servers")

@@ -188,7 +188,7 @@ class VllmSampler:
                 self.folder.rmdir()
 
     def _params(self, step: int, row: int, start: int, limit: int, temperature: float | None) -> dict[str, Any]:
-        """Return vLLM's sampling parameters of a row, whose response has so many tokens of its episode before it."""
+        """Return vLLM's sampling parameters for a row whose response begins at position `start` of its episode."""
         settings, least = self.settings, min(self.settings.min_new_tokens, limit)
         # `min_tokens` forbids all tokens that end a response, but only end tokens are forbidden here.
         ends = self.eos.tolist() + ([] if least else sorted(self.stop.special))

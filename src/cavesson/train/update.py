@@ -128,7 +128,7 @@ def update(
         settings: epochs, mini-batches and guards.
         info: seed, step and learning rate.
         done: metrics of the mini-batches that were done before the run was interrupted.
-        gradient: returns the gradient of a mini-batch with these rows; `gradient_of` if there is no shorter way.
+        gradient: returns the gradient of a mini-batch with these rows; by default that of `gradient_of`.
     """
     epochs = (mini_batches(chosen, settings, info, epoch) for epoch in range(settings.epochs))
     stopped = bool(done and done[-1]["optim/stopped"])

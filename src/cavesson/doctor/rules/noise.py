@@ -45,7 +45,7 @@ LOST = Phrase(
 
 
 def rises_to_the_end(data: RunData) -> Phrase | None:
-    """Say that the reward is no noise, if it rises until the end of the run: the policy learns from it."""
+    """Say that the reward is not noise if it rises until the end of the run, because the policy learns from it."""
     is_known = data.has("rows.reward") and data.has("rows.response")
     return (
         Phrase("the reward rises to the end of the run, as noise does not") if is_known and not _silent(data) else None

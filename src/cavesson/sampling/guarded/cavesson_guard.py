@@ -2,7 +2,7 @@
 
 vLLM (0.32) itself asks for its key only under some paths; others replace its weights or call its functions. This file
 is run as a script by a Python that may not have Cavesson: only the standard library can be used here. It has a folder
-of its own because Python finds modules beside a script first, so vLLM imports the guard from here.
+of its own because Python looks for modules beside a script first, which is how vLLM finds the guard.
 """
 
 import hmac
