@@ -198,7 +198,7 @@ def test_flipped_advantages_that_might_also_be_in_another_order_are_called_flipp
     """Half of the rewards are 1: as a set, their advantages do not change with the sign."""
     signal = [0.0, 0.0, 1.0, 1.0] * 3
     columns = of_one_step(signal, [0.5 - one for one in signal])
-    _, (falls, _, is_elsewhere, *_) = _wrong(columns, np.array([True]), 0.001)
+    _, (falls, _, is_elsewhere, *_) = _wrong(columns, np.array([True]), np.zeros(1), 0.001)
     assert falls.all() and not is_elsewhere.any()
 
 

@@ -94,7 +94,7 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     anywhere = _in_any_order(rows.step, rows.group, signal, advantage, whole)[np.isin(rows.steps, steps)]
     mixed = signal - _tiled_means(data, signal)
     columns = Columns(*(one[used] for one in (rows.step, rows.group, signal, advantage, mixed)))
-    share, signs = _wrong(columns, anywhere <= EXACT, limit)
+    share, signs = _wrong(columns, anywhere <= EXACT, _share_of_mean(data, steps), limit)
     points = series(steps, share)
     if len(points) < 5:
         return None
@@ -109,7 +109,7 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     return Reading(seen, first is not None, first, evidence, words, Curve(points, high=limit))
 
 
-def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tuple[Array, ...]]:
+def _wrong(columns: Columns, anywhere: Array, mean: Array, limit: float) -> tuple[Array, tuple[Array, ...]]:
     """Return [S] how much of the mean square of the advantages rewards do not explain, and whether each of HOW does.
 
     The share is NaN for steps that are not judged, since advantages contain something that is not recorded.
@@ -117,6 +117,7 @@ def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tupl
     Args:
         columns: Of the rollouts.
         anywhere: [S] whether rewards explain the advantages of a step if these may stand in any order.
+        mean: [S] share of the mean square of the advantages of a step that their mean makes.
         limit: Share above which something else is in the advantages.
     """
     step, group, signal, advantage, mixed = columns
@@ -131,7 +132,6 @@ def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tupl
     # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
     judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
     # Whatever else they contain, those of a group or of a step have the mean 0.
-    mean = _share_of_mean(step, advantage)
     is_kept = mean > KEPT
     share = np.where(judged, left * (1 - mean), 0.0) + np.where(is_kept, mean, 0.0)
     falls = np.bincount(np.unique(step, return_inverse=True)[1], _product(group, signal, advantage)) < 0
@@ -202,12 +202,16 @@ def _shares_of_groups(step: Array, group: Array, signal: Array, advantage: Array
     return linear, ordered, tied
 
 
-def _share_of_mean(step: Array, advantage: Array) -> Array:
-    """Return [S] the share of the mean square of the advantages of each step that their mean makes."""
-    of_step = np.unique(step, return_inverse=True)[1]
-    count = np.bincount(of_step)
-    square = np.bincount(of_step, advantage**2) / count
-    return np.asarray((np.bincount(of_step, advantage) / count) ** 2 / np.maximum(square, 1e-12))
+def _share_of_mean(data: RunData, steps: Array) -> Array:
+    """Return [S] the share of the mean square of the advantages of some steps that their mean makes.
+
+    It is 0 for steps in which some responses have no advantage: those of the others need not have the mean 0.
+    """
+    rows = data.rows
+    at = np.isin(rows.step, steps)
+    of_step, advantage = np.searchsorted(steps, rows.step[at]), rows["advantage"][at]
+    total, squares, count = (np.bincount(of_step, one) for one in (advantage, advantage**2, np.ones(len(advantage))))
+    return np.nan_to_num(total**2 / np.maximum(count * squares, 1e-12))
 
 
 def _in_any_order(step: Array, group: Array, signal: Array, advantage: Array, whole: Array) -> Array:

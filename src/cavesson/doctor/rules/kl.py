@@ -368,9 +368,12 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     sample, logged = data.sample, _logged(data)
     if len(sample.rows) < len(data.rows):
         return None  # the mean over a sample of the rollouts need not equal the logged mean over all of them
+    # For the same reason, a step counts only if the KL of all its trained tokens is known.
+    gaps = np.unique(sample.step[sample.trained & ~np.isfinite(sample["kl_k1"])])
     found: list[tuple[float, str, Series]] = []
     for name, values in estimates(sample["kl_k1"]).items():
-        for unit, ours in _units(sample, values):
+        for unit, all_steps in _units(sample, values):
+            ours = all_steps.where(~np.isin(all_steps.step, gaps))
             for mine in (ours, _between_logs(data, ours)):
                 away = _distance(mine, logged) if data.own else _beyond_update(mine, logged)
                 if len(away):
@@ -430,6 +433,8 @@ def _between_logs(data: RunData, ours: Series) -> Series:
         return ours
     begins = np.append(data.whole.rows.steps[:1], ends[:-1] + 1)[np.searchsorted(ends, logged.step)]
     first, stop = np.searchsorted(ours.step, begins), np.searchsorted(ours.step, logged.step, side="right")
-    kept = (begins >= ours.step[:1]) & (stop > first)
+    steps = data.rows.steps
+    recorded = np.searchsorted(steps, logged.step, side="right") - np.searchsorted(steps, begins)
+    kept = (begins >= steps[:1]) & (stop > first) & (stop - first == recorded)
     total = np.append(0.0, np.cumsum(ours.value))
     return Series(logged.step[kept], (total[stop] - total[first])[kept] / (stop - first)[kept])
