@@ -211,7 +211,7 @@ def _share_of_mean(data: RunData, steps: Array) -> Array:
     at = np.isin(rows.step, steps)
     of_step, advantage = np.searchsorted(steps, rows.step[at]), rows["advantage"][at]
     total, squares, count = (np.bincount(of_step, one) for one in (advantage, advantage**2, np.ones(len(advantage))))
-    return np.nan_to_num(total**2 / np.maximum(count * squares, 1e-12))
+    return np.asarray(np.nan_to_num(total**2 / np.maximum(count * squares, 1e-12)))
 
 
 def _in_any_order(step: Array, group: Array, signal: Array, advantage: Array, whole: Array) -> Array:
