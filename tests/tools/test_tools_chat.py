@@ -111,9 +111,9 @@ def test_a_conversation_that_no_longer_fits_is_not_cut_silently(models, capsys):
     settings = load(TalkSettings, None, FLAGS)
     talk = Talk(*load_policy(str(models / "one"), settings), settings)
     talk.answer("a" * 2038)  # u:…\na: are 5 tokens more, and 6 are to come: one too many
-    assert talk.turns == [] and "no longer fits into the model's 2048 tokens" in capsys.readouterr().out
+    assert talk.messages == [] and "no longer fits into the model's 2048 tokens" in capsys.readouterr().out
     talk.answer("a" * 2037)
-    assert len(talk.turns) == 2
+    assert len(talk.messages) == 2
 
 
 def test_there_must_be_a_chat_template():

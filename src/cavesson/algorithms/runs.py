@@ -194,15 +194,11 @@ class RolloutRun(RunSettings):
     @property
     def longest_episode(self) -> int:
         """The most tokens of an episode after its first prompt; without an environment, of a response."""
-        return self.environment.max_tokens or self.sampling.longest
+        return self.environment.longest(self.sampling.longest)
 
     @model_validator(mode="after")
     def _check_episodes(self) -> Self:
-        if self.longest_episode < self.sampling.longest:
-            raise ValueError(
-                f"environment.max_tokens {self.longest_episode} is less than the {self.sampling.longest} tokens of one "
-                "turn (sampling.max_new_tokens)"
-            )
+        self.environment.longest(self.sampling.longest)
         return self
 
     @property

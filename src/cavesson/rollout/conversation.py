@@ -202,7 +202,7 @@ class Conversation:
         if language.calls is not None and episode.reason != "length":
             content, calls = language.calls.parse(episode.ids[start:])
         episode.turns.append(Turn("assistant", content, start, len(episode.ids) - start))
-        episode.messages.append(_message(content, calls))
+        episode.messages.append(assistant_message(content, calls))
         if episode.reason == "length" or language.continuation is None:
             return False
         said = await self._replies(episode, instance, calls)
@@ -226,7 +226,7 @@ class Conversation:
         if calls:
             given = await asyncio.wrap_future(self._caller.answer(instance.tools, calls))
             results = [_result(call, answered) for call, answered in zip(calls, given, strict=True)]
-            episode.messages += [_tool_message(call, answered) for call, answered in zip(calls, given, strict=True)]
+            episode.messages += [tool_message(call, answered) for call, answered in zip(calls, given, strict=True)]
             return results
         if not instance.kind.speaks or contract.is_done(instance) or self._is_last(episode):
             return []
@@ -276,8 +276,8 @@ def joined(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, A
     return found
 
 
-def _message(content: str, calls: Sequence[Call]) -> dict[str, Any]:
-    """Return a turn of the policy as a message."""
+def assistant_message(content: str, calls: Sequence[Call]) -> dict[str, Any]:
+    """Return a turn of the policy as a message, with its calls."""
     asked = [
         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         | ({"id": call.id} if call.id is not None else {})
@@ -286,7 +286,8 @@ def _message(content: str, calls: Sequence[Call]) -> dict[str, Any]:
     return {"role": "assistant", "content": content} | ({"tool_calls": asked} if asked else {})
 
 
-def _tool_message(call: Call, answered: Answered) -> dict[str, Any]:
+def tool_message(call: Call, answered: Answered) -> dict[str, Any]:
+    """Return the result of a call as a message."""
     identifier = {"tool_call_id": call.id} if call.id is not None else {}
     return {"role": "tool", "name": call.name, "content": answered.text, **identifier}
 

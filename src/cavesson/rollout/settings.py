@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cavesson.config import Settings
+from cavesson.config import Settings, SettingsError
 from cavesson.config_paths import FunctionName, full_function
 
 
@@ -37,12 +37,35 @@ class EnvironmentSettings(Settings):
             raise ValueError("write file.py:Class or package.module:Class, or a table of them")
         return {key: full_function(one) for key, one in use.items()} if isinstance(use, dict) else full_function(use)
 
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _one_or_several(cls, tools: object) -> object:
+        return (tools,) if isinstance(tools, str) else tools
+
     @field_validator("tools")
     @classmethod
     def _functions(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
         if any(not one.rpartition(":")[0] for one in tools):
             raise ValueError("write file.py:function or package.module:function")
         return tools
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the settings name an environment or a tool."""
+        return bool(self.use or self.tools)
+
+    def longest(self, turn: int) -> int:
+        """Return the most tokens of an episode after its first prompt, whose turns have at most `turn` tokens.
+
+        Raises:
+            SettingsError: an episode may have fewer than one turn.
+        """
+        if self.max_tokens is not None and self.max_tokens < turn:
+            raise SettingsError(
+                f"environment.max_tokens {self.max_tokens} is less than the {turn} tokens of one turn "
+                "(sampling.max_new_tokens)"
+            )
+        return self.max_tokens or turn
 
     @model_validator(mode="after")
     def _check(self) -> Self:

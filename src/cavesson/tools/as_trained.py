@@ -1,6 +1,7 @@
 """What tools take over from the run that trained a model: how prompts are read, and how responses are sampled."""
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,6 +16,7 @@ from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
 from cavesson.rewards.cleaning import CleaningSettings
+from cavesson.rollout.settings import EnvironmentSettings
 from cavesson.tools.settings import ResponseSettings, TalkSettings
 from cavesson.train.description import began
 
@@ -25,6 +27,7 @@ _DATA = ("system", "special_tokens", "max_prompt_tokens", "template_options")
 _OF_CONVERSATIONS = ("system", "template", "template_options")
 _LENGTH = ("max_new_tokens", "random_length")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_new_tokens", *_LENGTH)
+_CODE = ("use", "tools")
 
 
 class TrainedBy(NamedTuple):
@@ -43,8 +46,13 @@ class TrainedBy(NamedTuple):
     @property
     def is_answered(self) -> bool:
         """Whether the run had tools or an environment."""
+        return bool(self.code or {"environment", "tools"} & {*self.inputs})
+
+    @property
+    def code(self) -> dict[str, Any]:
+        """The names of its environments and tools, as settings; a program may have passed others."""
         environment = self.config.get("environment", {})
-        return bool(environment.get("use") or environment.get("tools") or {"environment", "tools"} & {*self.inputs})
+        return {name: environment[name] for name in _CODE if environment.get(name)}
 
     @property
     def is_unknown(self) -> bool:
@@ -75,6 +83,11 @@ class TrainedBy(NamedTuple):
         sampling = self.config.get("sampling", {})
         return {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
 
+    def limits(self) -> dict[str, Any]:
+        """Return the settings of the run's episodes without the names of code, which only the user may give."""
+        environment = self.config.get("environment", {})
+        return {name: value for name, value in environment.items() if name not in _CODE and value is not None}
+
     def date(self) -> datetime | None:
         """Return the time at which the run began, which its chat template writes; None if an older run does not say."""
         return began(self.folder)
@@ -101,18 +114,31 @@ def trained_by(model: str) -> TrainedBy | None:
     )
 
 
-def check_single_turns(runs: Iterable[TrainedBy | None]) -> None:
-    """Check that runs had no tools and no environment, which only training plays.
+def check_answered(runs: Iterable[TrainedBy | None], environment: EnvironmentSettings) -> None:
+    """Check that the user names the tools or the environment if runs had some.
+
+    A run's folder may come from a stranger, so the code that it names is never run unasked.
 
     Raises:
-        UserError: one of them had.
+        UserError: one of the runs had some, and the settings name none.
     """
     for run in runs:
-        if run is not None and run.is_answered:
+        if run is not None and run.is_answered and not environment.is_named:
+            code = run.code or {"use": "FILE.py:CLASS"}
+            flags = " ".join(f"--environment.{name} {shlex.quote(_as_flag(value))}" for name, value in code.items())
             raise UserError(
-                f"{run.folder} was trained with tools or an environment, which this command does not play; training "
-                "evaluates held-out episodes (data.validation, evaluation.every)"
+                f"{run.folder} was trained with tools or an environment, and their code runs only if you name it: "
+                f"add {flags}"
             )
+
+
+def _as_flag(value: str | Mapping[str, str] | Sequence[str]) -> str:
+    """Return names of code as a flag takes them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(name)} = {json.dumps(one)}" for name, one in value.items()) + "}"
+    return value[0] if len(value) == 1 else json.dumps(list(value))
 
 
 @contextmanager
@@ -143,9 +169,11 @@ def as_trained(
         return settings, f"{model} is not a run: prompts are {chat}, and all settings are the defaults or from flags"
     data = {} if raw else run.data()
     sampling = _fitting(_given(settings, "sampling"), (sampled or run).sampling()) | run.ends()
-    now = _filled(settings, {"data": data, "sampling": sampling, "text": data})
-    taken = _taken(settings, "data", data) | _taken(settings, "sampling", sampling)
-    return now, _line(model, run, now.data.chat, taken)
+    limits = (sampled or run).limits() if settings.environment.is_named else {}
+    found = {"data": data, "sampling": sampling, "environment": limits}
+    now = _filled(settings, {**found, "text": data})
+    now.environment.longest(now.sampling.longest)
+    return now, _line(model, run, now.data.chat, _taken(settings, found))
 
 
 def talk_as_trained(model: str, settings: TalkSettings, run: TrainedBy | None) -> tuple[TalkSettings, str | None]:
@@ -161,8 +189,10 @@ def talk_as_trained(model: str, settings: TalkSettings, run: TrainedBy | None) -
         for name in ("system", "template_options")
         if trained.get(name) and name not in settings.model_fields_set
     }
-    now = _filled(settings, {"sampling": ends}).model_copy(update=own)
-    return now, _line(model, run, True, own | _taken(settings, "sampling", ends))
+    limits = {name: value for name, value in run.limits().items() if name != "max_tokens"}
+    found = {"sampling": ends, "environment": limits if settings.environment.is_named else {}}
+    now = _filled(settings, found).model_copy(update=own)
+    return now, _line(model, run, True, own | _taken(settings, found))
 
 
 def _filled(settings: S, found: Mapping[str, Mapping[str, Any]]) -> S:
@@ -197,13 +227,15 @@ def _fitting(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in found.items() if name not in left_out}
 
 
-def _taken(settings: Settings, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was found for a group and was not given, by dotted names; without defaults."""
-    fields, given = type(getattr(settings, name)).model_fields, _given(settings, name)
+def _taken(settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was found for groups of settings and was not given, by dotted names; without defaults."""
     return {
-        f"{name}.{field}": value
-        for field, value in found.items()
-        if field in fields and field not in given and value != fields[field].default
+        f"{group}.{name}": value
+        for group, values in found.items()
+        for name, value in values.items()
+        if name in (fields := type(getattr(settings, group)).model_fields)
+        and name not in _given(settings, group)
+        and value != fields[name].default
     }
 
 

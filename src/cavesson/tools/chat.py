@@ -9,15 +9,18 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from cavesson.data.chat import Chat, read_template
 from cavesson.data.encode import Asked, Encoder
+from cavesson.data.prompts import content_of
 from cavesson.data.types import Turn
 from cavesson.errors import UserError, print_error
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
+from cavesson.rollout.conversation import joined
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import StopTexts, eos_token_ids
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import at_date_of, check_single_turns, talk_as_trained, trained_by
+from cavesson.tools.as_trained import at_date_of, check_answered, talk_as_trained, trained_by
+from cavesson.tools.chat_tools import ChatTools, Reply
 from cavesson.tools.generate import load_policy
 from cavesson.tools.settings import TalkSettings
 
@@ -31,7 +34,7 @@ def chat(model: str, settings: TalkSettings) -> None:
         UserError: there is no model, or no chat template.
     """
     run = trained_by(model)
-    check_single_turns([run])
+    check_answered([run], settings.environment)
     settings, line = talk_as_trained(model, settings, run)
     policy, tokenizer = load_policy(model, settings)
     with at_date_of(run):
@@ -66,18 +69,58 @@ class Talk:
             tokenizer, read_template(settings.template), settings.system, options=settings.template_options
         )
         self.encoder = Encoder(self.chat)
-        self.turns: list[Turn] = []
+        self.messages: list[dict[str, Any]] = []
         self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # reports a missing template early
         check_generate(policy.model)
+        self.tools = ChatTools(settings.environment, self.chat)
 
     def reset(self) -> None:
         """Forget the conversation."""
-        self.turns = []
+        self.messages = []
 
     def answer(self, line: str) -> None:
-        """Print the model's answer while it is sampled, and add the turn and the answer to the conversation."""
-        turns = [*self.turns, Turn("user", line)]
-        (prompt,) = self.encoder.prompts([Asked("the conversation", tuple(turns))])
+        """Print the model's answer while it is sampled, and add the line and the answer to the conversation.
+
+        Calls of the model are made, and their results are printed, until it answers without a call.
+        """
+        messages = [*self.messages, {"role": "user", "content": line}]
+        if not self.messages and (text := self.tools.begin()) is not None:
+            messages = joined(messages, text)
+            print(visible(text))
+        turns = 0
+        while (reply := self._reply(messages)) is not None:
+            turns += 1
+            messages += reply.messages
+            self.messages = messages
+            for call, result in zip(reply.calls, reply.results, strict=True):
+                arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+                print(visible(f"{call.name}({arguments}) = {result.text}"))
+            if self.tools.is_done:
+                self._end()
+            elif reply.calls and turns == self.settings.environment.max_turns:
+                print(f"(stopped: environment.max_turns is {turns})")
+            elif reply.calls:
+                continue
+            return
+
+    def _end(self) -> None:
+        reward = self.tools.reward()
+        earned = "" if reward is None else f" with a reward of {reward:g}"
+        print(f"(the environment ends the episode{earned}; a new conversation begins)")
+        self.reset()
+
+    def _reply(self, messages: list[dict[str, Any]]) -> Reply | None:
+        """Sample and print the next turn of the model; None if there is no room for it."""
+        said = self._said(messages)
+        if said is None:
+            return None
+        text = str(self.tokenizer.decode(said, skip_special_tokens=True))
+        return self.tools.reply(said, text)
+
+    def _said(self, messages: list[dict[str, Any]]) -> list[int] | None:
+        """Sample and print the tokens of the next turn of the model, without a stop text; None without room for it."""
+        place = "the conversation"
+        (prompt,) = self.encoder.prompts([Asked(place, content_of(messages, place), (), self.tools.schemas)])
         if prompt.problem is not None:
             raise UserError(prompt.problem)
         ids = torch.tensor([prompt.ids], device=self.policy.device)
@@ -86,9 +129,9 @@ class Talk:
         limit = position_limit(model.config)
         if limit is not None and length + self.settings.sampling.max_new_tokens > limit:
             print(f"(this conversation no longer fits into the model's {limit} tokens; /reset starts a new one)")
-            return
+            return None
         # Every turn has its own random numbers, so that answers depend only on the seed and the conversation.
-        torch.manual_seed(int(generator(self.settings.seed, Purpose.GLOBAL, step=len(turns)).integers(2**32)))
+        torch.manual_seed(int(generator(self.settings.seed, Purpose.GLOBAL, step=len(messages)).integers(2**32)))
         whole = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -96,10 +139,8 @@ class Talk:
             tokenizer=self.tokenizer,
             streamer=_Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
-        sampled = whole[0, length:].tolist()
-        kept = sampled[: StopTexts(self.tokenizer, self.settings.sampling.stop).cut(sampled)]
-        answer = str(self.tokenizer.decode(kept, skip_special_tokens=True))
-        self.turns = [*turns, Turn("assistant", answer)]
+        sampled: list[int] = whole[0, length:].tolist()
+        return sampled[: StopTexts(self.tokenizer, self.settings.sampling.stop).cut(sampled)]
 
     def _generation(self) -> GenerationConfig:
         """Convert the settings to transformers' names; the model's own defaults are not used."""

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError, print_error
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
@@ -24,10 +24,11 @@ from cavesson.ops.intervals import Interval, share_interval
 from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
+from cavesson.rollout.episodes import CUT
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
-from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_single_turns, trained_by
-from cavesson.tools.generate import Response, load_policy, responses, tell
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
+from cavesson.tools.generate import Questions, Response, load_policy, questions_of, responses, tell
 from cavesson.tools.score import check_scorers, estimate_gain, estimates, score_responses, shown
 from cavesson.tools.settings import CompareSettings
 
@@ -102,27 +103,30 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
     first, runs = _runs(models)
-    check_single_turns(runs)
+    check_answered(runs, settings.environment)
     made = [as_trained(model, settings, run, first) for model, run in zip(models, runs, strict=True)]
     each = [one for one, _ in made]
-    sets = [_prompts(*one) for one in zip(models, each, runs, strict=True)]
-    indices = _common(sets)
+    asked = [_questions(*one) for one in zip(models, each, runs, strict=True)]
+    indices = _common([one.prompts for one in asked])
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
-    if settings.rewards:
-        with at_date_of(first):
-            check_scorers(settings, settings.device, sets[0])
+    has_scores = bool(settings.rewards or (asked[0].conversation and asked[0].conversation.scored))
+    if has_scores:
+        check_scorers(settings, settings.device, asked[0]._replace(run=first))
     for _, line in made:
         print_error(line)
-    tell(sets[0])
-    answers = [_answers(*one) for one in zip(models, sets, indices, each, strict=True)]
+    tell(asked[0])
+    answers = [_answers(*one) for one in zip(models, asked, indices, each, strict=True)]
     with at_date_of(first):
-        scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
+        scores = [
+            score_responses(answer, settings, settings.device, one.conversation) if has_scores else {}
+            for answer, one in zip(answers, asked, strict=True)
+        ]
     comparison = Comparison(
         columns=[_column(*one, scores[0]) for one in zip(models, answers, scores, strict=True)],
         prompts=len(indices[0]),
         samples=settings.samples,
-        dropped=len(sets[0]) + len(sets[0].dropped) - len(indices[0]),
+        dropped=len(asked[0].prompts) + len(asked[0].prompts.dropped) - len(indices[0]),
         settings=each[0].model_dump(mode="json"),
     )
     if settings.out is not None:
@@ -196,10 +200,9 @@ def _runs(models: Sequence[str]) -> tuple[TrainedBy | None, list[TrainedBy | Non
     return first, [run or other for run in own]
 
 
-def _prompts(model: str, settings: CompareSettings, run: TrainedBy | None) -> PromptSet:
+def _questions(model: str, settings: CompareSettings, run: TrainedBy | None) -> Questions:
     tokenizer = load_start_tokenizer(StartSettings(path=model, gguf_file=settings.gguf_file))
-    with at_date_of(run):
-        return load_prompts(settings.data, tokenizer)
+    return questions_of(settings, tokenizer, run)
 
 
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
@@ -209,9 +212,9 @@ def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
     return [[index for index, row in enumerate(rows) if row in common] for rows in kept]
 
 
-def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: CompareSettings) -> list[Response]:
+def _answers(model: str, asked: Questions, indices: Sequence[int], settings: CompareSettings) -> list[Response]:
     policy, tokenizer = load_policy(model, settings)
-    return list(responses(policy, tokenizer, prompts, settings, indices))
+    return list(responses(policy, tokenizer, asked, settings, indices))
 
 
 def _win_rate(rewards: Sequence[float], others: Sequence[float], groups: Sequence[int]) -> Interval:
@@ -242,7 +245,7 @@ def _column(
         unscored=total.count(None),
         tokens=fmean(one.tokens for one in answers),
         words=fmean(map(len, split)),
-        ended=fmean(one.finish_reason != "length" for one in answers),
+        ended=fmean(one.finish_reason not in CUT for one in answers),
         distinct_1=distinct(split, 1),
         distinct_2=distinct(split, 2),
         stray_hash=contains(texts, "#"),
@@ -252,6 +255,7 @@ def _column(
                 "response": one.response,
                 "finish_reason": one.finish_reason,
                 "tokens": one.tokens,
+                **({"messages": one.messages} if one.world is not None else {}),
                 **({"reward": total[n]} if total else {}),
                 **({"reward_parts": {part: values[n] for part, values in scores.items()}} if total else {}),
             }

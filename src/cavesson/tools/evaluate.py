@@ -5,14 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cavesson.data.chat import Chat
-from cavesson.data.prompts import load_prompts
 from cavesson.errors import print_error
 from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
-from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_single_turns, trained_by
-from cavesson.tools.generate import load_policy, responses, tell
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
+from cavesson.tools.generate import load_policy, questions_of, responses, tell
 from cavesson.tools.perplexity import Likelihood, measure, read_documents
 from cavesson.tools.score import check_scorers, estimates, score_responses, shown
 from cavesson.tools.settings import EvaluateSettings
@@ -68,25 +67,26 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
 
 
 def _evaluation(model: str, settings: EvaluateSettings, run: TrainedBy | None) -> Evaluation:
+    asks = bool(settings.data.path or settings.data.mix)
+    check_answered([run] if asks else [], settings.environment)
     settings, line = as_trained(model, settings, run)
-    check_single_turns([run] if settings.data.path or settings.data.mix else [])
     policy, tokenizer = load_policy(model, settings)
-    prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
-    if prompts is not None:
-        check_scorers(settings, settings.device, prompts)
+    questions = questions_of(settings, tokenizer, run) if asks else None
+    if questions is not None:
+        check_scorers(settings, settings.device, questions)
     has_text = bool(settings.text.path or settings.text.mix)
     documents = read_documents(settings.text, Chat.of(settings.text, tokenizer)) if has_text else []
     print_error(line)
-    if prompts is not None:
-        tell(prompts)
+    if questions is not None:
+        tell(questions)
     likelihood = measure(policy, documents, settings.text, settings.batch_size) if has_text else None
     rewards: dict[str, Interval] = {}
     idle: tuple[str, ...] = ()
     answers: list[dict[str, Any]] = []
-    if prompts is not None:
-        said = list(responses(policy, tokenizer, prompts, settings))
-        parts = score_responses(said, settings, settings.device)
+    if questions is not None:
+        said = list(responses(policy, tokenizer, questions, settings))
+        parts = score_responses(said, settings, settings.device, questions.conversation)
         rewards = estimates(parts, [one.group for one in said])
         idle = tuple(name for name in parts if name not in rewards)
-        answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
+        answers = [one.facts | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
     return Evaluation(model, likelihood, rewards, answers, idle)

@@ -8,20 +8,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.chat import Chat
-from cavesson.data.prompts import PromptSet, load_prompts, tokenize
+from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError, print_error
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
 from cavesson.processes import Processes
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
+from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.environments import Instance
 from cavesson.sampling.room import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
-from cavesson.tools.as_trained import as_trained, at_date_of, check_single_turns, trained_by
+from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
-from cavesson.train.rollouts import Collector
+from cavesson.train.prompts import conversation_of, longest_read, prompts_of
+from cavesson.train.rollouts import Collector, last_answers
 
 FORMATS = (".jsonl", ".json", ".parquet")
 
@@ -31,6 +33,16 @@ _BATCHES = 4
 give the first responses sooner."""
 
 
+class Questions(NamedTuple):
+    """What a model is asked, and what answers it."""
+
+    prompts: PromptSet
+    conversation: Conversation | None = None
+    """None without tools and environments"""
+    run: TrainedBy | None = None
+    """whose date chat templates write"""
+
+
 class Response(NamedTuple):
     """One response."""
 
@@ -38,14 +50,22 @@ class Response(NamedTuple):
     """which prompt it answers"""
     prompt: str
     response: str
+    """what rewards judge: of an episode, the last turn of the policy"""
     finish_reason: str
-    """eos, stop or length"""
+    """eos, stop or length; done or turns of an episode that the environment or the limit of turns has ended"""
     tokens: int
-    """its length, end token included"""
+    """those that the policy sampled, end tokens included"""
     columns: Mapping[str, Any]
     """all columns of the prompt's row"""
     messages: list[dict[str, Any]] | None = None
-    """the conversation that was rendered"""
+    """the conversation that was rendered; of an episode, the whole conversation"""
+    world: Instance | None = None
+    """the environment of an episode"""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything but the environment, by name."""
+        return {name: value for name, value in self._asdict().items() if name != "world"}
 
 
 def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
@@ -61,7 +81,7 @@ def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTo
 def responses(
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSet,
+    questions: Questions,
     settings: ResponseSettings,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Response]:
@@ -70,58 +90,85 @@ def responses(
     Args:
         policy: the model.
         tokenizer: its tokenizer.
-        prompts: prompts tokenized with this tokenizer.
+        questions: prompts tokenized with this tokenizer.
         settings: how to sample.
         indices: indices of the prompts to answer; None means all. Response number n uses the same random numbers for
             every model and any selection of prompts.
     """
+    prompts, conversation = questions.prompts, questions.conversation
     chosen = range(len(prompts)) if indices is None else indices
     total = len(chosen) * settings.samples
     check_embedded(policy.model, (prompts.ids[index] for index in chosen))
     at_once = min(settings.batch_size, settings.sampling.batch_size or settings.batch_size)
     sampling = settings.sampling.model_copy(update={"batch_size": at_once})
     sampler = Sampler(policy, tokenizer, sampling, settings.seed)
-    sampler.prepare(min(total, at_once * _BATCHES), max((len(prompts.ids[index]) for index in chosen), default=0))
+    answered = conversation is not None
+    longest = longest_read(settings, policy) if answered else max((len(prompts.ids[i]) for i in chosen), default=0)
+    sampler.prepare(min(total, at_once * _BATCHES), longest)
     size = at_once * (_BATCHES if sampler.decoding.replaces else 1)
-    collector = Collector(prompts, sampler, (), tokenizer)
+    collector = Collector(prompts, sampler, (), tokenizer, conversation=conversation)
     for start in range(0, total, size):
         rows = range(start, min(start + size, total))
         groups = [row // settings.samples for row in rows]
-        rollouts = collector.generate([chosen[group] for group in groups], 0, rows)
-        lengths = rollouts["attended"].sum(1).long().tolist()
+        with at_date_of(questions.run):
+            rollouts = collector.generate([chosen[group] for group in groups], 0, rows)
+        lengths, answers = rollouts["learned"].sum(1).long().tolist(), last_answers(rollouts)
         for n, group in enumerate(groups):
             columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
-            prompt, response = rollouts.prompt[n], rollouts.response[n]
-            messages = prompts.messages[chosen[group]] if prompts.messages else None
-            yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns, messages)
+            asked = prompts.messages[chosen[group]] if prompts.messages else None
+            messages, world = (rollouts.messages[n], rollouts.worlds[n]) if answered else (asked, None)
+            told = (rollouts.prompt[n], answers[n], rollouts.finish_reason[n], lengths[n])
+            yield Response(group, *told, columns, messages, world)
 
 
-def tell(prompts: PromptSet) -> None:
+def questions_of(
+    settings: ResponseSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    run: TrainedBy | None,
+    given: Sequence[str] | None = None,
+) -> Questions:
+    """Read the prompts, or those that are given, and load what answers the model.
+
+    Raises:
+        UserError: there is no usable prompt, or an environment or a tool cannot be used.
+    """
+    with at_date_of(run):
+        conversation = conversation_of(settings, tokenizer)
+        return Questions(prompts_of(settings, tokenizer, conversation, given), conversation, run)
+
+
+def tell(questions: Questions) -> None:
     """Print what the columns of prompts are used for, and what was skipped."""
-    for line in (*prompts.usage, *prompts.notes):
+    notes = [] if questions.conversation is None else questions.conversation.notes
+    for line in (*questions.prompts.usage, *questions.prompts.notes, *notes):
         print_error(visible(line))
 
 
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
     """Yield prompt, response, finish reason and the other columns of the prompt's row, prompt by prompt.
 
+    The response of an episode is the last turn of the policy; `messages` is the whole conversation.
+
     Raises:
         UserError: there is no such model, or no prompt.
     """
     run = trained_by(model)
-    check_single_turns([] if settings.raw else [run])
+    check_answered([] if settings.raw else [run], settings.environment)
     settings, line = as_trained(model, settings, run, raw=settings.raw)
     policy, tokenizer = load_policy(model, settings)
-    with at_date_of(run):
-        prompts = _prompts(settings, tokenizer)
-    taken = {"response", "finish_reason"} & set(prompts.columns)
+    questions = _questions(settings, tokenizer, run)
+    conversation = questions.conversation
+    taken = {"response", "finish_reason", *(["messages"] if conversation else [])} & set(questions.prompts.columns)
     if taken:
         raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")
     print_error(line)
-    tell(prompts)
-    for one in responses(policy, tokenizer, prompts, settings):
-        sampled = {"prompt": one.prompt, "response": one.response, "finish_reason": one.finish_reason}
+    tell(questions)
+    for one in responses(policy, tokenizer, questions, settings):
+        sampled: dict[str, Any] = {"prompt": one.prompt, "response": one.response, "finish_reason": one.finish_reason}
+        sampled |= {"messages": one.messages} if conversation else {}
         yield sampled | {name: value for name, value in one.columns.items() if name != "prompt"}
+        if conversation is not None and one.world is not None:
+            conversation.release([one.world])
 
 
 def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
@@ -168,10 +215,8 @@ def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
     return count
 
 
-def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+def _questions(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase, run: TrainedBy | None) -> Questions:
     given = (settings.prompt,) if isinstance(settings.prompt, str) else settings.prompt
     if bool(given) == bool(settings.data.path or settings.data.mix):
         raise UserError('give either --prompt "…" or --data.path FILE')
-    if given:
-        return tokenize(given, tokenizer, settings.data.max_prompt_tokens, chat=Chat.of(settings.data, tokenizer))
-    return load_prompts(settings.data, tokenizer)
+    return questions_of(settings, tokenizer, run, given or None)

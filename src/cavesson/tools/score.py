@@ -9,7 +9,6 @@ import torch
 
 from cavesson.data.fields import Fields, Row
 from cavesson.data.notes import Notes
-from cavesson.data.prompts import PromptSet
 from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
 from cavesson.errors import UserError, print_error
@@ -19,10 +18,12 @@ from cavesson.record.files import replacing
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
 from cavesson.rewards.table import score as score_all
+from cavesson.rollout.conversation import Conversation
 from cavesson.text.counting import counted
 from cavesson.tools.as_trained import TrainedBy, at_date_of, trained_by
-from cavesson.tools.generate import Response, check_out, write
+from cavesson.tools.generate import Questions, Response, check_out, write
 from cavesson.tools.settings import ScorerSettings, ScoreSettings
+from cavesson.train.prompts import check_rewards, tried
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")
@@ -77,7 +78,8 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
     columns, runs = _columns(rows, settings.columns), _runs(settings.rewards)
     with at_date_of(next(iter(runs.values()), None)):
-        scored = score_by_length(_reading(settings), settings.device, prompts, responses, columns)
+        rewards = build_scorers(_reading(settings), settings.device)
+        scored = score_by_length(rewards, prompts, responses, columns)
     for line in _origins(runs):  # after what can fail, so that a mistake is said alone
         print_error(line)
     if settings.out is not None:
@@ -89,30 +91,28 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     return Summary(len(numbers), len(rows), estimates(parts, groups), scored.total.count(None), judged)
 
 
-def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
+def check_scorers(settings: ScorerSettings, device: str | None, questions: Questions) -> None:
     """Build the rewards and call them on the first prompts, before any response is sampled.
 
     Raises:
-        UserError: one of them cannot be built or called.
+        UserError: one of them cannot be built or called, or an environment fails.
     """
-    rehearse(_build(settings, device), prompts.texts, prompts.for_rewards)
+    prompts, conversation = questions.prompts, questions.conversation
+    rewards = build_scorers(settings, device, conversation)
+    with at_date_of(questions.run), tried(conversation, prompts) as columns:
+        rehearse(rewards, prompts.texts, columns)
 
 
 def score_by_length(
-    settings: ScorerSettings,
-    device: str | None,
+    rewards: Sequence[Reward],
     prompts: Sequence[str],
     responses: Sequence[str],
     columns: Mapping[str, Sequence[Any]],
 ) -> Scored:
-    """Score responses, sorted from long to short, so that reward models read little padding.
-
-    Raises:
-        UserError: there is no reward, or one of them cannot be built.
-    """
+    """Score responses, sorted from long to short, so that reward models read little padding."""
     order = sorted(range(len(responses)), key=lambda row: -len(prompts[row]) - len(responses[row]))
     scored = score_all(
-        _build(settings, device),
+        rewards,
         [prompts[row] for row in order],
         [responses[row] for row in order],
         {name: [values[row] for row in order] for name, values in columns.items()},
@@ -124,14 +124,25 @@ def score_by_length(
 
 
 def score_responses(
-    answers: Sequence[Response], settings: ScorerSettings, device: str | None
+    answers: Sequence[Response],
+    settings: ScorerSettings,
+    device: str | None,
+    conversation: Conversation | None = None,
 ) -> dict[str, list[float | None]]:
     """Return the scores of sampled responses, of which there must be at least one, as `parts_of` names them."""
     columns: dict[str, list[Any]] = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
     if any(one.messages for one in answers):
         columns = {"messages": [one.messages for one in answers], **columns}
+    worlds = [one.world for one in answers if one.world is not None]
+    if conversation is not None:
+        columns = {**columns, "messages": [one.messages for one in answers]}
+        columns["environments"] = [one.environment for one in worlds]
     texts = [one.prompt for one in answers], [one.response for one in answers]
-    return parts_of(score_by_length(settings, device, *texts, columns))
+    scored = score_by_length(build_scorers(settings, device, conversation), *texts, columns)
+    if conversation is not None:
+        scored = scored.with_parts(conversation.rewards(worlds))
+        conversation.release(worlds)
+    return parts_of(scored)
 
 
 def parts_of(scored: Scored) -> dict[str, list[float | None]]:
@@ -184,10 +195,17 @@ def shown(interval: Interval) -> str:
     return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
-def _build(settings: ScorerSettings, device: str | None) -> tuple[Reward, ...]:
-    if not settings.rewards:
-        raise UserError('give the rewards: --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
-    return build_rewards(settings.rewards, torch.device(Processes(device).device))
+def build_scorers(
+    settings: ScorerSettings, device: str | None, conversation: Conversation | None = None
+) -> tuple[Reward, ...]:
+    """Build the rewards.
+
+    Raises:
+        UserError: one of them cannot be built, or there is none, and no environment that scores its episodes.
+    """
+    rewards = build_rewards(settings.rewards, torch.device(Processes(device).device))
+    check_rewards(rewards, conversation, 'add --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
+    return rewards
 
 
 def _reading(settings: ScoreSettings) -> ScoreSettings:

@@ -9,6 +9,7 @@ from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
 from cavesson.data.settings import ChatSettings, DataSettings, PromptSettings, SpecialTokenMode, TemplateOptions
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.settings import EnvironmentSettings
 from cavesson.sampling.settings import DecodingSettings
 
 
@@ -34,8 +35,15 @@ class TalkSettings(UseSettings):
     """system message"""
     sampling: DecodingSettings = DecodingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
     """how to sample"""
+    environment: EnvironmentSettings = EnvironmentSettings()
+    """tools that the model may call; max_turns limits its turns after each line"""
     seed: int = Field(0, ge=0)
     """the same seed gives the same answers to the same turns"""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        self.refuse("environment.max_tokens", "in a chat, whose answers end at sampling.max_new_tokens")
+        return self
 
 
 class ResponseSettings(UseSettings):
@@ -49,13 +57,21 @@ class ResponseSettings(UseSettings):
     """the same seed gives the same responses"""
     sampling: DecodingSettings = DecodingSettings(max_new_tokens=64)
     """how to sample"""
+    environment: EnvironmentSettings = EnvironmentSettings()
+    """tools and environments that answer the model; its limits are those of the run that trained it"""
     batch_size: int = Field(32, ge=1)
     """responses sampled at the same time; it has no effect on the responses"""
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
         _check_nothing_held_out("data", self.data)
+        self.environment.longest(self.sampling.longest)
         return self
+
+    @property
+    def longest_episode(self) -> int:
+        """The most tokens of an episode after its first prompt; without an environment, of a response."""
+        return self.environment.longest(self.sampling.longest)
 
 
 HELD_OUT = ("validation", "validation_path", "validation_split")
@@ -80,6 +96,13 @@ class GenerateSettings(ResponseSettings):
     """continue prompts as plain text, even if the run that trained the model turned them into conversations"""
     out: Path | None = None
     """a .jsonl, .json or .parquet file to write; none = print"""
+
+    @model_validator(mode="after")
+    def _check_raw(self) -> Self:
+        if self.raw:
+            for name in ("use", "tools"):
+                self.refuse(f"environment.{name}", "with raw, which continues plain text")
+        return self
 
 
 class ScorerSettings(Settings):
@@ -167,7 +190,7 @@ class EvaluateSettings(ResponseSettings, ScorerSettings):
         if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
             raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
         if not (self.data.path or self.data.mix):
-            for name in ("rewards", "samples", "seed"):
+            for name in ("rewards", "samples", "seed", "environment.use", "environment.tools"):
                 self.refuse(name, "without --data.path, the prompts to sample responses to")
         if not (self.text.path or self.text.mix):
             for name in ("context", "stride"):

@@ -19,7 +19,7 @@ from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory
-from cavesson.models.parts import causal, output_head, position_limit
+from cavesson.models.parts import causal, output_head
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton
@@ -47,7 +47,7 @@ from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.prompts import conversation_of, prompts_of, tried
+from cavesson.train.prompts import check_rewards, conversation_of, longest_read, prompts_of, tried
 from cavesson.train.remarks import ending_remarks, loading_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
@@ -289,30 +289,10 @@ def _engine(
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
-    longest = _longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
+    longest = longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
     parts = EngineParts(settings, sampling, policy, tokenizer, longest, len(held_out), processes, served, bare)
     engine: Engine = sampling.declared.build(parts)
     return engine
-
-
-def _longest_read(settings: RolloutRun, policy: Policy) -> int:
-    """Return the most tokens before a turn: those of all turns before it, and of a prompt that `reset` made longer.
-
-    Raises:
-        UserError: an episode does not fit into the model's positions.
-    """
-    parts = {
-        "data.max_prompt_tokens": settings.data.max_prompt_tokens,
-        "environment.max_tokens": settings.longest_episode,
-    }
-    limit, turn = position_limit(causal(policy.model).config), settings.sampling.longest
-    if limit is not None and sum(parts.values()) + turn > limit:
-        named = {**parts, "sampling.max_new_tokens": turn}
-        said = " + ".join(f"{name} {value:,}" for name, value in named.items())
-        raise UserError(
-            f"episodes of {said} tokens do not fit into the model's {limit:,} positions; reduce one of them"
-        )
-    return sum(parts.values())
 
 
 def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
@@ -414,9 +394,5 @@ def _rewards(
         rewards = build_rewards(settings.rewards, device)
     else:
         rewards = inputs.named_rewards
-    scored = () if conversation is None else conversation.scored
-    if twice := [one.name for one in rewards if one.name in scored]:
-        raise UserError(f"a reward and an environment are called {twice[0]!r}; give the reward another name")
-    if not rewards and not scored:
-        raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
+    check_rewards(rewards, conversation, "add [[rewards]] to the recipe, or pass rewards=")
     return rewards

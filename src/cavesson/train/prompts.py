@@ -2,22 +2,48 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import RolloutRun
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
+from cavesson.data.settings import PromptSettings
+from cavesson.errors import UserError
+from cavesson.models.parts import causal, position_limit
+from cavesson.models.policy import Policy
+from cavesson.rewards.table import Reward
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.loading import Given, load_environments
+from cavesson.rollout.settings import EnvironmentSettings
+from cavesson.sampling.settings import DecodingSettings
 
 Columns = Mapping[str, Sequence[Any]]
 NOTHING = Given()
 
 
+class Asking(Protocol):
+    """The settings of whatever asks a policy: a run, or a tool that uses a trained model."""
+
+    @property
+    def data(self) -> PromptSettings:
+        """Where the prompts come from."""
+
+    @property
+    def environment(self) -> EnvironmentSettings:
+        """What answers the policy."""
+
+    @property
+    def sampling(self) -> DecodingSettings:
+        """How a turn of the policy is sampled."""
+
+    @property
+    def longest_episode(self) -> int:
+        """The most tokens of an episode after its first prompt; without an environment, of a response."""
+
+
 def conversation_of(
-    settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, given: Given = NOTHING
+    settings: Asking, tokenizer: PreTrainedTokenizerBase, given: Given = NOTHING
 ) -> Conversation | None:
     """Load the tools and environments that answer the policy, if there are any.
 
@@ -25,7 +51,7 @@ def conversation_of(
         UserError: one cannot be loaded or used, or the chat template or a setting does not allow it.
     """
     environments = load_environments(settings.environment, given)
-    if given == NOTHING and settings.environment.use is None and not settings.environment.tools:
+    if given == NOTHING and not settings.environment.is_named:
         return None
     chat = Chat.of(settings.data, tokenizer)
     return Conversation(
@@ -34,7 +60,7 @@ def conversation_of(
 
 
 def prompts_of(
-    settings: RolloutRun,
+    settings: Asking,
     tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation | None,
     given: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
@@ -53,3 +79,41 @@ def prompts_of(
 def tried(conversation: Conversation | None, prompts: PromptSet) -> AbstractContextManager[Columns]:
     """Give the columns that rewards get of prompts; with a conversation, of its first episodes, which begin."""
     return nullcontext(prompts.for_rewards) if conversation is None else conversation.tried(prompts)
+
+
+def check_rewards(rewards: Sequence[Reward], conversation: Conversation | None, way_out: str) -> None:
+    """Check that something scores responses, under names that differ.
+
+    Args:
+        rewards: of the run.
+        conversation: whose environments may score episodes too.
+        way_out: what to do if there is no reward, for the message.
+
+    Raises:
+        UserError: there is no reward, or a reward and an environment have one name.
+    """
+    scored = () if conversation is None else conversation.scored
+    if twice := [one.name for one in rewards if one.name in scored]:
+        raise UserError(f"a reward and an environment are called {twice[0]!r}; give the reward another name")
+    if not rewards and not scored:
+        raise UserError(f"there is no reward: {way_out}")
+
+
+def longest_read(settings: Asking, policy: Policy) -> int:
+    """Return the most tokens before a turn: those of all turns before it, and of a prompt that `reset` made longer.
+
+    Raises:
+        UserError: an episode does not fit into the model's positions.
+    """
+    parts = {
+        "data.max_prompt_tokens": settings.data.max_prompt_tokens,
+        "environment.max_tokens": settings.longest_episode,
+    }
+    limit, turn = position_limit(causal(policy.model).config), settings.sampling.longest
+    if limit is not None and sum(parts.values()) + turn > limit:
+        named = {**parts, "sampling.max_new_tokens": turn}
+        said = " + ".join(f"{name} {value:,}" for name, value in named.items())
+        raise UserError(
+            f"episodes of {said} tokens do not fit into the model's {limit:,} positions; reduce one of them"
+        )
+    return sum(parts.values())
