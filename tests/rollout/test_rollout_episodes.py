@@ -215,7 +215,8 @@ def test_an_environment_begins_ends_and_scores_episodes() -> None:
     assert "You start at 10." in TOKENIZER.decode(episodes[1].prompt)
     assert "You start" not in TOKENIZER.decode(episodes[0].prompt)
     assert engine.turns == {0: 2, 1: 1}
-    assert conversation.rewards([one.world for one in episodes]) == {"Counter": [5.0, 210.0]}
+    given = conversation.rewards([one.world for one in episodes], [one.turns for one in episodes])
+    assert given == {"Counter": [5.0, 210.0]}
     assert [one.turns[-1].text for one in episodes] == ["Done.", "now 210"]
 
 

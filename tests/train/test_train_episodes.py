@@ -1,8 +1,10 @@
 """Runs whose policy talks to an environment: what is learned and recorded, and that a resumed run is the same run."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
@@ -193,19 +195,40 @@ class Graded(Partner):
         return [1.5, None, -2.0][: self.answered + 1][:3]
 
 
-def test_rewards_of_turns_are_recorded_and_that_nothing_learns_from_them_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_rewards_of_turns_are_part_of_the_reward_and_ppo_gives_each_turn_its_own(
+    tmp_path: Path, algorithm: str
+) -> None:
     (tmp_path / "prompts.txt").write_text("Hi\nHo\n")
     changes = {"environment": Graded, "rewards": None, "prompts": None}
-    training = made("grpo", tmp_path / "run", data=str(tmp_path / "prompts.txt"), **changes)
-    assert any("turn_rewards of Graded are recorded" in remark for remark in training.trainer.remarks)
-    training.run(quiet)
-    run = cavesson.open(tmp_path / "run")
+    made(algorithm, tmp_path / "run", data=str(tmp_path / "prompts.txt"), **changes).run(quiet)
+    run, several = cavesson.open(tmp_path / "run"), 0
     for step in range(3):
         turns = run.turns(step).to_pandas()
-        for _, own in turns[turns["role"] == "assistant"].groupby("sample"):
-            assert own["reward"].isna().tolist() == [False, True, False][: len(own)]
-            assert own["reward"].dropna().tolist() == [1.5, -2.0][: (len(own) + 1) // 2]
         assert turns[turns["role"] == "user"]["reward"].isna().all()
+        for sample, own in turns[turns["role"] == "assistant"].groupby("sample"):
+            expected = [1.5, None, -2.0][: len(own)]
+            assert [None if math.isnan(one) else one for one in own["reward"]] == expected
+            row, tokens = run.rollout(step, int(sample))
+            parts = dict(row["reward_parts"])
+            assert parts["Graded.turns"] == sum(filter(None, expected))
+            assert row["reward"] == parts["Graded"] + parts["Graded.turns"]
+            several += len(own) > 2
+            if algorithm == "ppo":
+                _check_places(tokens.to_pandas(), own, row)
+    assert several
+
+
+def _check_places(tokens: pd.DataFrame, turns: pd.DataFrame, row: dict[str, Any]) -> None:
+    """Check that token rewards without their penalty are those of the turns, and the rest at the end."""
+    penalty = row["kl_coef"] * (tokens["logprob"] - tokens["ref_logprob"])
+    rest = (tokens["token_reward"] + penalty).fillna(0.0)
+    expected = pd.Series(0.0, index=rest.index)
+    for turn in turns.itertuples():
+        if not math.isnan(turn.reward):
+            expected[turn.first_token + turn.tokens - 1] = turn.reward
+    expected[tokens["token_reward"].last_valid_index()] += row["shaped_reward"] - expected.sum()
+    assert rest.tolist() == pytest.approx(expected.tolist(), abs=0.01)  # recorded with eleven bits
 
 
 def test_the_prompts_of_a_run_are_the_same_for_what_looks_ahead(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ class PPO(ImportanceAlgorithm):
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
         mask = rollouts["learned"]
-        rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef)
+        turns = rollouts.columns.get("turn_reward")
+        rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef, turns)
         signal = whiten(rewards, mask, False, processes.mean) if self.whiten_rewards else rewards
         advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam)
         returns = advantage + rollouts["value"]

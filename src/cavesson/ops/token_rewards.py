@@ -1,4 +1,4 @@
-"""Token rewards: a KL penalty on every token, and the score of the response on its last one.
+"""Token rewards: a KL penalty on every token, the rewards of turns, and the score of the response on its last token.
 
 A mask is 1 on the tokens that the policy sampled; there may be others before and between them.
 """
@@ -11,12 +11,19 @@ from cavesson.ops.ratios import response_sum
 
 
 def token_rewards(
-    score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
+    score: Float[Tensor, " B"],
+    kl: Float[Tensor, "B T"],
+    mask: Float[Tensor, "B T"],
+    coef: float,
+    turns: Float[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Return r_t = −β·KL_t, plus the score at the last sampled token (arXiv:1909.08593, eq. 2); 0 on other tokens.
 
-    An empty response has no token that could carry its score, so its rewards are all 0.
+    An empty response has no token that could carry its score, so its rewards are all 0. Rewards of turns,
+    each on a sampled token, keep their places, and the last token gets the rest of the score: the sum is the same.
     """
+    if turns is not None:
+        return token_rewards(score - turns.sum(1), kl, mask, coef) + turns.to(kl.dtype)
     penalty = (-coef * kl * mask).masked_fill(mask == 0, 0.0)
     positions = torch.arange(1, mask.shape[1] + 1, device=mask.device) * (mask > 0)
     is_last = (positions == positions.amax(1, keepdim=True)) & (mask > 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -65,18 +66,15 @@ class Conversation:
 
     @property
     def scored(self) -> list[str]:
-        """The names of the rewards that environments give."""
-        return list(dict.fromkeys(kind.label for kind in self.environments.kinds.values() if kind.scores))
+        """The names of the rewards that environments give, of episodes and of turns."""
+        kinds = self.environments.kinds.values()
+        names = [name for kind in kinds for name, gives in _rewards_of(kind).items() if gives]
+        return list(dict.fromkeys(names))
 
     @property
     def notes(self) -> list[str]:
         """What a user should know before the first step."""
         found = [one.continuation.note for one in self._languages.values() if one.continuation is not None]
-        found += [
-            f"turn_rewards of {kind.label} are recorded; no algorithm learns from them yet"
-            for kind in self.environments.kinds.values()
-            if kind.rewards_turns
-        ]
         return list(dict.fromkeys(note for note in found if note is not None))
 
     def offer(self, rows: Sequence[Prompt], source: str) -> list[Tools]:
@@ -124,20 +122,28 @@ class Conversation:
         """Begin to answer the last turn of an episode; the result is whether the policy has another one."""
         return asyncio.run_coroutine_threadsafe(self._answer(episode), event_loop())
 
-    def rewards(self, instances: Sequence[Instance]) -> dict[str, list[float | None]]:
+    def rewards(self, instances: Sequence[Instance], turns: Sequence[Sequence[Turn]]) -> dict[str, list[float | None]]:
         """Return what environments say that their episodes earned, by the names of their classes.
+
+        The sum of what they say that the turns earned is the part CLASS.turns.
+
+        Args:
+            instances: of the episodes.
+            turns: of the episodes.
 
         Raises:
             UserCodeError: one failed.
         """
         asked = [contract.get_reward(self._caller, one) if one.kind.scores else None for one in instances]
-        return {
-            name: [
-                None if one is None or instance.kind.label != name else one.result()
-                for one, instance in zip(asked, instances, strict=True)
-            ]
-            for name in self.scored
-        }
+        found: dict[str, list[float | None]] = {name: [None] * len(instances) for name in self.scored}
+        for row, (instance, answer) in enumerate(zip(instances, asked, strict=True)):
+            episode, of_turns = _rewards_of(instance.kind)
+            if answer is not None:
+                found[episode][row] = answer.result()
+            given = [turn.reward for turn in turns[row] if turn.reward is not None]
+            if given:
+                found.setdefault(of_turns, [None] * len(instances))[row] = math.fsum(given)
+        return found
 
     @contextmanager
     def tried(self, prompts: PromptSet) -> Iterator[dict[str, list[Any]]]:
@@ -155,7 +161,7 @@ class Conversation:
             columns = {name: list(values[: len(rows)]) for name, values in prompts.for_rewards.items()}
             worlds = [one.environment for one in instances]
             yield columns | {"messages": [one.messages for one in episodes], "environments": worlds}
-            self.rewards(instances)
+            self.rewards(instances, [()] * len(instances))
         finally:
             self.release(instances)
 
@@ -259,6 +265,11 @@ class Conversation:
             episode.turns.append(turn._replace(first_token=first, tokens=len(places)))
         episode.append(suffix.ids, [SOURCES.index(source) for source in suffix.sources])
         return True
+
+
+def _rewards_of(kind: Kind) -> dict[str, bool]:
+    """Return the names of the rewards of its episodes and of their turns, and whether it gives these."""
+    return {kind.label: kind.scores, f"{kind.label}.turns": kind.rewards_turns}
 
 
 def joined(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:

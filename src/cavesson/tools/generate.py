@@ -24,6 +24,7 @@ from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_a
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.prompts import conversation_of, longest_read, prompts_of
 from cavesson.train.rollouts import Collector, last_answers
+from cavesson.types import Turn
 
 FORMATS = (".jsonl", ".json", ".parquet")
 
@@ -61,11 +62,13 @@ class Response(NamedTuple):
     """the conversation that was rendered; of an episode, the whole conversation"""
     world: Instance | None = None
     """the environment of an episode"""
+    turns: Sequence[Turn] = ()
+    """of an episode"""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything but the environment, by name."""
-        return {name: value for name, value in self._asdict().items() if name != "world"}
+        """Everything that is written of a response, by name."""
+        return {name: value for name, value in self._asdict().items() if name not in ("world", "turns")}
 
 
 def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
@@ -116,9 +119,9 @@ def responses(
         for n, group in enumerate(groups):
             columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
             asked = prompts.messages[chosen[group]] if prompts.messages else None
-            messages, world = (rollouts.messages[n], rollouts.worlds[n]) if answered else (asked, None)
-            told = (rollouts.prompt[n], answers[n], rollouts.finish_reason[n], lengths[n])
-            yield Response(group, *told, columns, messages, world)
+            told = (rollouts.prompt[n], answers[n], rollouts.finish_reason[n], lengths[n], columns)
+            played = (rollouts.messages[n], rollouts.worlds[n], rollouts.turns[n]) if answered else (asked,)
+            yield Response(group, *told, *played)
 
 
 def questions_of(

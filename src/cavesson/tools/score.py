@@ -140,7 +140,7 @@ def score_responses(
     texts = [one.prompt for one in answers], [one.response for one in answers]
     scored = score_by_length(build_scorers(settings, device, conversation), *texts, columns)
     if conversation is not None:
-        scored = scored.with_parts(conversation.rewards(worlds))
+        scored = scored.with_parts(conversation.rewards(worlds, [one.turns for one in answers]))
         conversation.release(worlds)
     return parts_of(scored)
 

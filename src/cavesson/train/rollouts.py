@@ -86,7 +86,8 @@ class Collector:
         """Add the rewards of rollouts, their parts, weights and reasons.
 
         They are `reward` `[B]` float64, NaN for a response that no part judges; `discarded` `[B]` bool; if configured,
-        `query_reward` `[B]`; and the lists `reward_parts`, `reward_weights` and `reward_reasons`.
+        `query_reward` `[B]`; of episodes, `turn_reward` `[B, T]` float64, which the reward contains, on the last token
+        of each turn and 0 elsewhere; and the lists `reward_parts`, `reward_weights` and `reward_reasons`.
 
         Raises:
             UserCodeError: a reward failed.
@@ -95,13 +96,15 @@ class Collector:
         ids = _unpadded(rollouts["response_ids"], rollouts["attended"])
         scored = score(self.rewards, rollouts.prompt, last_answers(rollouts), columns, ids)
         if self.conversation is not None:
-            scored = scored.with_parts(self.conversation.rewards(rollouts.worlds))
+            scored = scored.with_parts(self.conversation.rewards(rollouts.worlds, rollouts.turns))
             self.conversation.release(rollouts.worlds)
         total, discards = discard(self.cleaning, rollouts.response, scored.total)
         named: dict[str, Sequence[float | None]] = {**scored.parts, **discards}
         parts = _of_rows(named, len(rollouts))
         # In float64, because the record must have the reward exactly as it was given.
         new = {"reward": _column(total), "discarded": torch.tensor([is_discarded(part) for part in parts])}
+        if self.conversation is not None:
+            new["turn_reward"] = _of_turns(rollouts)
         if self.subtract_query:
             empty = score(self.rewards, rollouts.prompt, [""] * len(rollouts), columns).total
             _check_judged(total, empty, rollouts.prompt)
@@ -198,6 +201,16 @@ def last_answers(rollouts: Rollouts) -> list[str]:
     """Return what rewards judge of each rollout: what the policy said last."""
     said = [[turn.text for turn in turns if turn.role == "assistant"] for turns in rollouts.turns]
     return [texts[-1] for texts in said] if said else rollouts.response
+
+
+def _of_turns(rollouts: Rollouts) -> Tensor:
+    """Return [B, T] what the environment gave for turns, on their last tokens."""
+    rewards = torch.zeros(rollouts["learned"].shape, dtype=torch.float64)
+    for row, turns in enumerate(rollouts.turns):
+        for turn in turns:
+            if turn.reward is not None and turn.tokens:
+                rewards[row, turn.first_token + turn.tokens - 1] = turn.reward
+    return rewards
 
 
 def _of_episodes(rollouts: Rollouts) -> dict[str, list[Any]]:
