@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,17 @@ import cli_helpers
 
 
 def together(
-    folder: Path, count: int, work: Callable[..., None], *arguments: Any, hosts: int = 1
+    folder: Path,
+    count: int,
+    work: Callable[..., None],
+    *arguments: Any,
+    hosts: int = 1,
+    killed_after: float | None = None,
 ) -> list[cli_helpers.Done]:
-    """Call `work(*arguments)` in `folder` in each of so many processes; returns how they ended, by rank."""
+    """Call `work(*arguments)` in `folder` in each of so many processes; returns how they ended, by rank.
+
+    They are all killed after so many seconds, if any.
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at a port that nobody else can take
     known = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count // hosts, "OMP_NUM_THREADS": 1}
     known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
@@ -30,13 +39,21 @@ def together(
     try:
         for process in processes:
             process.start()
+        if killed_after is not None:
+            time.sleep(killed_after)
+            for process in processes:
+                process.kill()
         for process in processes:
             cli_helpers.end(process)
     finally:
         for process in processes:
             process.kill()
-    said = [[(folder / f".{name}-{rank}").read_text() for name in ("out", "err")] for rank in range(count)]
+    said = [[_written(folder / f".{name}-{rank}") for name in ("out", "err")] for rank in range(count)]
     return [cli_helpers.Done(process.exitcode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+def _written(file: Path) -> str:
+    return file.read_text() if file.exists() else ""  # a process may be killed before it begins
 
 
 def command(*arguments: str) -> None:
