@@ -223,9 +223,11 @@ def test_experiences_of_openrlhf(tmp_path):
     assert rows[:2] == [(0, "ab", "c", [1, 2], 2.0, "x", "eos", 1), (1, "d", "efg", [4], -1.0, None, "length", 2)]
     assert [row[0] for row in rows] == [0, 1, 2, 3]
     tokens = run.tokens(5, 1)
-    assert tokens["token_id"].to_pylist() == [5, 7]
-    assert tokens["logprob"].to_pylist() == [-2.0, -3.0]
-    assert tokens["value"].to_pylist() == [0.25, 0.75]
+    assert tokens["token_id"].to_pylist() == [5, 6, 7]
+    assert tokens["learned"].to_pylist() == [True, False, True]
+    assert tokens["source"].to_pylist() == ["sampled", None, "sampled"]
+    assert tokens["logprob"].to_pylist() == [-2.0, None, -3.0]
+    assert tokens["value"].to_pylist() == [0.25, None, 0.75]
     # Where nothing was sampled there are no tokens, and no response.
     assert [row["length"] for row in run.rows(["length"], [6]).to_pylist()] == [0, 0]
     assert not {"algorithm", "config"} & run.info.keys()  # settings were not passed

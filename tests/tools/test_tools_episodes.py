@@ -160,15 +160,18 @@ def test_rewards_judge_whole_episodes(folder: Path) -> None:
 
 
 def test_an_environment_alone_scores(folder: Path) -> None:
-    found = evaluate(str(folder / "run"), load(EvaluateSettings, None, flags(folder, "--device", "cpu")))
+    more = ("--device", "cpu", "--sampling.max_new_tokens", "1", "--sampling.eos_token_ids", json.dumps([*range(300)]))
+    found = evaluate(str(folder / "run"), load(EvaluateSettings, None, flags(folder, *more)))
     assert list(found.rewards) == ["Partner"]
+    for one in found.responses:  # the partner's tokens and the template's do not count
+        assert one["tokens"] == sum(said["role"] == "assistant" for said in one["messages"]) == 3
 
 
 def test_models_are_compared_on_the_same_episodes(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "run" / "model", tmp_path / "other")
     models = [str(folder / "run"), str(tmp_path / "other")]
     ends = json.dumps([0, *range(2, 60)])
-    more = ["--device", "cpu", "--samples", "2", "--sampling.eos_token_ids", ends]
+    more = ["--device", "cpu", "--samples", "2", "--sampling.eos_token_ids", ends, "--environment.max_turns", "2"]
     found = compare(models, load(CompareSettings, None, flags(folder, *more)))
     # The same weights, so the same episodes, although only the first knows its run.
     first, other = found.columns
@@ -177,6 +180,7 @@ def test_models_are_compared_on_the_same_episodes(folder: Path, tmp_path: Path) 
     assert first.rewards == other.rewards and other.difference is not None and other.difference.mean == 0
     cut = [one["finish_reason"] in ("length", "turns") for one in first.responses]
     assert first.ended == pytest.approx(1 - sum(cut) / 6)
+    assert "turns" in {one["finish_reason"] for one in first.responses}
 
 
 def test_code_that_a_folder_names_is_not_run_unasked(folder: Path, tmp_path: Path) -> None:
@@ -189,6 +193,10 @@ def test_code_that_a_folder_names_is_not_run_unasked(folder: Path, tmp_path: Pat
         compare([str(folder / "run")], load(CompareSettings, None, data))
     with pytest.raises(UserError, match=asked):
         chat(str(folder / "run"), load(TalkSettings, None, []))
+    other = load(GenerateSettings, None, [*data, "--environment.tools", f"{folder}/code.py:add"])
+    assert {row["prompt"] for row in generate(str(folder / "run"), other)} == {
+        f"add;u:{row['prompt']};a:" for row in ROWS
+    }
     raw = load(GenerateSettings, None, ["--prompt", "Hi", "--raw", "true", "--sampling.max_new_tokens", "2"])
     assert [row["prompt"] for row in generate(str(folder / "run"), raw)] == ["Hi"]
 

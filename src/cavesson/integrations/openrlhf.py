@@ -77,8 +77,8 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
     """Return the rows and tokens of experiences, in the form that ``Recorder.rollouts`` takes.
 
     In an experience, ``sequences`` and ``attention_mask`` are [B, L]; fields of actions are [B, L − 1], with each entry
-    at the index before the token that it belongs to. Tokens between two actions, such as a tool's, are omitted from the
-    tokens but are part of the response's text.
+    at the index before the token that it belongs to. Tokens between two actions, such as a tool's, are not learned; the
+    experience does not say where they come from.
     """
     rows: dict[str, list[Any]] = defaultdict(list)
     tokens: dict[str, list[Any]] = defaultdict(list)
@@ -89,14 +89,16 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
         given = {name: getattr(experience, field, None) for field, name in COLUMNS.items()}
         fields = {name: as_array(value) for name, value in given.items() if value is not None}
         for i, chosen in enumerate(actions):
-            places = np.flatnonzero(chosen) + shift
-            start = int(places[0]) if len(places) else sequences.shape[1]
-            before, after = attention[i, :start], attention[i, start:]
-            rows["prompt_ids"].append(sequences[i, :start][before].tolist())
-            rows["response"].append(tokenizer.decode(sequences[i, start:][after], skip_special_tokens=True))
+            start = int(np.argmax(chosen)) + shift if chosen.any() else sequences.shape[1]
+            rows["prompt_ids"].append(sequences[i, :start][attention[i, :start]].tolist())
+            places = np.flatnonzero(attention[i, start:]) + start
+            rows["response"].append(tokenizer.decode(sequences[i, places], skip_special_tokens=True))
+            learned = chosen[places - shift]
             tokens["token_id"].append(sequences[i, places])
+            tokens["learned"].append(learned)
+            tokens["source"].append(["sampled" if one else None for one in learned])
             for name, values in fields.items():
-                tokens[name].append(values[i, chosen])
+                tokens[name].append(np.where(learned, values[i, places - shift], np.nan))
         _add_outcomes(rows, experience, len(sequences), tokenizer)
     rows["sample"] = list(range(len(rows["response"])))
     rows["group"] = list(map(group_of, rows["prompt"]))
