@@ -60,6 +60,14 @@ GOOD: dict[str, dict[str, Any]] = {
         }],
     },
     "skyrl": {"input_prompt": "p", "output_response": "r", "score": [0.5, 1.0], "stop_reason": "stop"},
+    "openenv": {
+        "schema_version": 1, "step": 3, "reward": 1.5,
+        "turns": [{
+            "node_id": "n", "prompt_token_ids": [1], "completion_token_ids": [2, 3], "per_token_logps": [-1.0, -2.0],
+            "loss_mask": [0, 1, 1], "request": {"messages": [{"role": "user", "content": "p"}]},
+            "response": {"choices": [{"message": {"role": "assistant", "content": "r"}, "finish_reason": "length"}]},
+        }],
+    },
     "areal": {
         "task_id": 1, "prompt": "p", "completion": "r", "reward": 1.5, "head_version": 2, "tail_version": 3,
     },

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cavesson.errors import UserError
 from cavesson.importers import import_run
 from cavesson.importers.turns import Span, sources_of, spans_of, turns_of
 from cavesson.record import Run
@@ -148,3 +149,65 @@ def test_a_table_may_have_sources_and_the_earlier_name_of_learned(tmp_path):
     assert run.tokens(0, 1)["source"].to_pylist() == [None] * 3
     assert json.loads(run.rollout(0, 1).row["extra"]) == {"source": odd["source"]}, "these are not sources of tokens"
     assert run.tokens(0)["learned"].to_pylist() == [True, False, True] * 2
+
+
+def trace(*turns: tuple[list[int], list[int], list[int]], **more: object) -> dict:
+    """A trace of OpenEnv whose turns have these ids before, ids, and a mask over the latter."""
+    asked = [{"role": "user", "content": "6*7?"}]
+    said, found = [ANSWERS[:2], ANSWERS[2:]], []
+    for number, (before, ids, mask) in enumerate(turns):
+        found.append(
+            {
+                "node_id": f"n{number}",
+                "prompt_token_ids": before,
+                "completion_token_ids": ids,
+                "per_token_logps": [-0.5] * len(ids),
+                "loss_mask": [0] * len(before) + mask,
+                "request": {"messages": list(asked), "tools": ["multiply"]},
+                "response": {"choices": [{"message": said[number][0], "finish_reason": "stop"}]},
+                "metadata": {"turn": number},
+            }
+        )
+        asked += said[number]
+    return {"schema_version": 1, "turns": found, **more}
+
+
+def test_a_trace_of_openenv_is_one_text_with_sources(tmp_path):
+    record = trace(([1, 2], [5, 6], [1, 1]), ([1, 2, 5, 6, 7, 8, 9], [3], [1]), step=4, reward=1.0, task="sums")
+    run = imported(tmp_path, "traces.jsonl", record)
+    check(run, ["sampled"] * 2 + ["tool"] * 3 + ["sampled"])
+    (row,) = run.rows().to_pylist()
+    assert (row["step"], row["reward"], row["prompt_ids"]) == (4, 1.0, [1, 2])
+    assert "6*7?" in row["prompt"] and "It is 42." in row["response"]
+    tokens = run.tokens(4)
+    assert tokens["token_id"].to_pylist() == [5, 6, 7, 8, 9, 3]
+    assert tokens["sampler_logprob"].to_pylist() == [-0.5, -0.5, None, None, None, -0.5]
+    rest = json.loads(row["extra"])
+    assert rest["task"] == "sums"
+    assert rest["turns"][1] == {
+        "node_id": "n1", "request": {"tools": ["multiply"]}, "response": {}, "metadata": {"turn": 1}
+    }  # fmt: skip
+
+
+def test_an_agent_that_rewrites_its_history_has_two_rollouts_of_openenv(tmp_path):
+    run = imported(tmp_path, "traces.jsonl", trace(([1, 2], [5, 6], [1, 0]), ([1, 9], [3], [1]), reward=None))
+    rows = run.rows().to_pylist()
+    assert [row["prompt_ids"] for row in rows] == [[1, 2], [1, 9]]
+    assert [row["reward"] for row in rows] == [None, None]
+    assert run.tokens(0, 0)["learned"].to_pylist() == [True, False]  # sampled, and masked by the producer
+    assert run.tokens(0, 0)["source"].to_pylist() == ["sampled", "sampled"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"loss_mask": [0, 1]}, "different lengths"),
+        ({"loss_mask": [0, 0, 2]}, "not an id, a log-probability, or 0 or 1"),
+        ({"prompt_token_ids": None}, "expected the lists"),
+    ],
+)
+def test_a_broken_trace_of_openenv_is_said(tmp_path, turn, said):
+    record = trace(([1, 2], [5], [1]))
+    record["turns"][0] |= turn
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, "traces.jsonl", record)

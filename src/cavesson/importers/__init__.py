@@ -8,6 +8,7 @@ from cavesson.importers import (
     areal,
     nemo_rl,
     open_instruct,
+    openenv,
     openrlhf,
     plain,
     prime_rl,
@@ -31,6 +32,7 @@ FORMATS: dict[str, Format] = {
         prime_rl.FORMAT,
         skyrl.FORMAT,
         areal.FORMAT,
+        openenv.FORMAT,
         open_instruct.FORMAT,
         plain.FORMAT,
     )

@@ -13,7 +13,7 @@ from cavesson.importers.fields import conversation, group_of, is_messages, parts
 from cavesson.importers.packing import Values, pack, pack_texts, pack_whole
 from cavesson.importers.rollout import ImportedRollout, Origin
 from cavesson.importers.steps import BY_NAME, found_step
-from cavesson.importers.turns import sources_of, spans_of, turns_of
+from cavesson.importers.turns import Sampled, one_text, sources_of, spans_of, texts_of, turns_of
 
 ROLLOUT_KEYS = frozenset({"example_id", "prompt", "completion", "reward"})
 _TOKEN_KEYS = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
@@ -60,23 +60,13 @@ def _tokens(turns: Sequence[Any]) -> tuple[dict[str, Values], list[int] | None, 
     given: list[Any] = [turn.get("tokens") if isinstance(turn, dict) else None for turn in turns]
     if not given or not all(map(_is_complete, given)):
         return {}, None, []
-    first: list[int] = given[0]["prompt_ids"]
-    ids, mask, sampled = list(first), [0] * len(first), [False] * len(first)
-    logprobs: list[float | None] = [None] * len(first)
-    for turn in given:
-        before = turn["prompt_ids"]
-        if before[: len(ids)] != ids:
-            return {}, None, []
-        between = len(before) - len(ids)
-        ids = before + turn["completion_ids"]
-        mask += [0] * between + [int(value) for value in turn["completion_mask"]]
-        sampled += [False] * between + [True] * len(turn["completion_ids"])
-        logprobs += [None] * between + turn["completion_logprobs"]
-    start = len(first)
-    packed = {"token_id": pack_whole(ids[start:]), "learned": pack_whole(mask[start:])}
-    packed["sampler_logprob"] = pack(logprobs[start:])
-    tokens: dict[str, Values] = {name: values for name, values in packed.items() if values is not None and values.size}
-    return (tokens, first, sampled[start:]) if "token_id" in tokens else ({}, None, [])
+    texts = texts_of(
+        Sampled(
+            one["prompt_ids"], one["completion_ids"], list(map(int, one["completion_mask"])), one["completion_logprobs"]
+        )
+        for one in given
+    )
+    return (one_text(texts[0]) if len(texts) == 1 else None) or ({}, None, [])
 
 
 def _is_complete(tokens: Any) -> bool:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from cavesson.importers.fields import content_text, is_messages, message_text, to_json
-from cavesson.importers.packing import is_text
+from cavesson.importers.packing import Values, is_text, pack, pack_whole
 
 Turn = dict[str, Any]
 """Columns of ``TURN_COLUMNS`` that are known, without those that say where the turn belongs."""
@@ -18,6 +18,56 @@ class Span(NamedTuple):
 
     first: int
     size: int
+
+
+class Sampled(NamedTuple):
+    """A turn of the model, as engines return it."""
+
+    before: list[int]
+    """Ids of all tokens before it."""
+    ids: list[int]
+    """Ids of its tokens; the other lists are as long."""
+    learned: list[int]
+    logprobs: list[float]
+
+
+class OneText(NamedTuple):
+    """The turns of an episode as one text."""
+
+    tokens: dict[str, Values]
+    """Columns of all tokens after the first prompt."""
+    prompt_ids: list[int]
+    """Ids of the first prompt."""
+    sampled: list[bool]
+    """[T] whether the policy sampled each token after it."""
+
+
+def texts_of(turns: Iterable[Sampled]) -> list[list[Sampled]]:
+    """Return the turns in one list per text: each turn of a list follows all tokens of the one before."""
+    found: list[list[Sampled]] = []
+    for turn in turns:
+        last = found[-1][-1] if found else None
+        ids = None if last is None else [*last.before, *last.ids]
+        if ids is not None and turn.before[: len(ids)] == ids:
+            found[-1].append(turn)
+        else:
+            found.append([turn])
+    return found
+
+
+def one_text(turns: Sequence[Sampled]) -> OneText | None:
+    """Return a list of `texts_of` as one text; None if it has no tokens."""
+    first = turns[0].before
+    mask, sampled, logprobs = list[int](), list[bool](), list[float | None]()
+    for turn in turns:
+        between = len(turn.before) - len(first) - len(mask)
+        mask += [0] * between + turn.learned
+        sampled += [False] * between + [True] * len(turn.ids)
+        logprobs += [*[None] * between, *turn.logprobs]
+    ids = [*turns[-1].before, *turns[-1].ids][len(first) :]
+    packed = {"token_id": pack_whole(ids), "learned": pack_whole(mask), "sampler_logprob": pack(logprobs)}
+    tokens: dict[str, Values] = {name: values for name, values in packed.items() if values is not None and values.size}
+    return OneText(tokens, first, sampled) if "token_id" in tokens else None
 
 
 def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[Turn]:
