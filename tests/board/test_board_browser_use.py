@@ -235,6 +235,7 @@ def test_what_is_typed_while_the_address_changes_is_kept(browser, board_told):
         expect(field).to_have_value("a longer text to look for")
 
 
+@pytest.mark.slow
 def test_why_the_index_does_not_grow_is_said(browser, tmp_path):
     folder = record_run(tmp_path / "broken", steps=2)
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:

@@ -45,6 +45,7 @@ def test_a_run_says_where_everything_is_and_nothing_on_stderr(tmp_path: Path) ->
         assert shown in done.out
 
 
+@pytest.mark.slow
 def test_flags_lie_over_the_recipe_and_are_written_into_the_run(tmp_path: Path) -> None:
     here = fresh(tmp_path / "here")
     flags = [

@@ -73,6 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk"])
 def test_an_encoding_without_a_character_shows_a_question_mark(run: Path, encoding: str) -> None:
     expected = {"ascii": "???", "latin-1": "??é", "gbk": "鱼?é"}[encoding]

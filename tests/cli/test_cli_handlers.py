@@ -100,6 +100,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_process_that_is_just_starting_ends_with_its_parent(tmp_path: Path, number: int) -> None:

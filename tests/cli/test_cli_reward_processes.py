@@ -49,6 +49,7 @@ def write(folder: Path, name: str, text: str) -> None:
     write_recipe(folder, RECIPE.replace('"lowercase"', f'"mine.py:{name}"') + "[checkpoint]\nevery = 0\n")
 
 
+@pytest.mark.slow
 def test_a_reward_may_use_a_pool_and_terminate_processes(tmp_path: Path) -> None:
     write(tmp_path, "pooled", POOL)
     # Not by `cavesson`, whose processes a server forks that has threads.
@@ -59,6 +60,7 @@ def test_a_reward_may_use_a_pool_and_terminate_processes(tmp_path: Path) -> None
     assert rows["reward"].to_pylist() == [float(len(text)) for text in rows["response"].to_pylist()]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", ["asyncio.CancelledError", "KeyboardInterrupt", "Silent"])
 def test_whatever_a_reward_raises_loses_no_step(tmp_path: Path, error: str) -> None:
     write(tmp_path, "failing", FAILING.format(error=error))

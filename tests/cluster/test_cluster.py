@@ -142,6 +142,7 @@ def starting_servers(fails: bool) -> None:
         print(f"{asked}: {server.url}")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fails", "said"), [(False, "http://127.0.0.1:1"), (True, "no node had room for 1 of 1 vLLM servers")]
 )

@@ -357,6 +357,7 @@ def test_a_source_without_records_is_refused(tmp_path, content):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_table_is_written_in_portions_of_what_its_rows_take(tmp_path):
     """600 rows of 4,000 numbers are 19 MB, of which 16 are held at a time."""
     ids = pa.array([list(range(4000))] * 600, pa.list_(pa.int32()))

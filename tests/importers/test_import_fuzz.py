@@ -129,7 +129,7 @@ def line(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(FORMATS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(data=st.data())
 def test_nothing_stops_an_import_and_nothing_is_lost(name, data):
     good = GOOD[name]
@@ -183,7 +183,7 @@ def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes
         cavesson.open(run).tokens(step)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=min(15, settings.default.max_examples))
 @given(st.lists(changed(GOOD["trl"]).filter(lambda v: isinstance(v, dict)), min_size=1, max_size=4))
 def test_tables_of_trl_with_any_columns(records):
     names = sorted({str(name) for record in records for name in record})
@@ -345,7 +345,7 @@ def test_a_key_that_comes_twice_is_found_at_once_among_many():
     assert time.process_time() - began < 10  # comparing each with each would take a minute
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=min(200, settings.default.max_examples))
 @given(st.data())
 def test_keys_that_come_twice_are_found_and_no_others(data):
     """Beside Python's own parser, which is asked for the pairs; texts that look like pairs are none."""
@@ -419,7 +419,7 @@ def any_file(draw: st.DrawFn) -> bytes:
     return b"\n".join(map(dump, records))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(st.dictionaries(PLACES, any_file(), max_size=4), st.none() | MAPS, st.sampled_from([None, *FORMATS]))
 def test_a_folder_of_anything_is_read_or_refused_in_words(files, maps, name):
     with tempfile.TemporaryDirectory() as folder_name:

@@ -209,7 +209,7 @@ def test_the_step_in_a_name(inside, outside, step):
 NAMES = ("step_{}", "global_step_{}", "step-{:06d}", "iter_{}", "{}")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=min(30, settings.default.max_examples))
 @given(st.data())
 def test_every_row_is_read_once_with_its_step_and_all_its_columns(data):
     """Files of one table, in folders that name their step, in the file's own name, or with a column of steps."""

@@ -125,7 +125,7 @@ FOREIGN = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=min(60, settings.default.max_examples))
 @given(st.lists(st.lists(FOREIGN, max_size=4), min_size=1, max_size=3).filter(any))
 @example([[{"prompt": "", "response": "", "reward": reward, "step": 0} for reward in (math.nan, None, 0.5)]])
 def test_foreign_files_come_back_with_every_key_and_value(files):
@@ -163,7 +163,7 @@ def own_runs(draw):
     return names, calls
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=min(20, settings.default.max_examples))
 @given(own_runs())
 def test_own_runs_go_out_and_in_and_out_again_the_same(own):
     names, calls = own

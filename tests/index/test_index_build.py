@@ -195,7 +195,7 @@ def test_places_are_those_of_searchsorted(numbers, bounds):
         assert found.tolist() == np.searchsorted(values[order].astype(float), wanted, side=side).tolist()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=min(15, settings.default.max_examples))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
 def test_whatever_a_run_does_the_index_shows_the_record(tmp_path_factory, attempts, in_between):
     """Attempts that each start somewhere and do some steps, indexed now and then."""

@@ -41,7 +41,7 @@ def write(folder, steps, responses, **columns):
 
 @pytest.mark.slow
 @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=50)), min_size=1, max_size=30), st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=min(15, settings.default.max_examples))
 def test_any_rows_in_any_order_are_those_of_the_record(tmp_path_factory, responses, data):
     folder = new_run(tmp_path_factory.mktemp("texts") / "run")
     clean = [text.encode("utf-8", "replace").decode() for text in responses]
@@ -52,6 +52,7 @@ def test_any_rows_in_any_order_are_those_of_the_record(tmp_path_factory, respons
     assert stored(folder, shot, rows) == recorded(folder, shot, rows)
 
 
+@pytest.mark.slow
 def test_texts_are_added_and_none_is_read_from_the_record_again(tmp_path, monkeypatch):
     folder = new_run(tmp_path / "run")
     monkeypatch.setattr(texts_module, "PORTION", 2 * ROWS)

@@ -37,7 +37,7 @@ def noise(batch: Batch, packed: bool, alpha: float = 5.0, seed: int = 0) -> tupl
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=min(20, settings.default.max_examples))
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), alpha=st.floats(0.5, 50))
 def test_noise_is_within_alpha_over_the_root_of_length_times_width(
     packed: bool, lengths: list[int], alpha: float

@@ -36,7 +36,7 @@ def round_trip(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return str(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=min(100, settings.default.max_examples))
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), data=st.data())
 def test_every_text_over_the_alphabet_comes_back(texts: list[str], data: st.DataObject) -> None:
     tokenizer = characters(texts)

@@ -111,9 +111,10 @@ def alone(model: nn.Module, ids: Tensor) -> Tensor:
     return trunk(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [RowShape(0), *SHAPES.values()], ids=["narrow", *SHAPES])
 @pytest.mark.parametrize("kind", MODELS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=min(30, settings.default.max_examples))
 @given(lengths=LENGTHS)
 def test_no_example_sees_another(kind: str, shape: RowShape | None, lengths: list[int]) -> None:
     model, batch = MODELS[kind], examples(lengths)

@@ -147,6 +147,7 @@ def predictor(command: str, folder: Path, processes: int, **changes: object) -> 
     return Predictor(planned, device_of("h100", processes), processes), settings
 
 
+@pytest.mark.slow
 def test_sharded_weights_are_sent_three_times(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Gathered for the forward and the backward pass, and their gradients reduced: each 3/4 of them with 4 processes.
 
@@ -190,6 +191,7 @@ def test_variants_are_other_predictions(tmp_path: Path) -> None:
     assert "weight sync" in variants['sampling.engine = "vllm"'].times
 
 
+@pytest.mark.slow
 def test_raft_takes_the_time_of_the_rows_that_it_keeps(tmp_path: Path) -> None:
     found, one = predictor("raft", tmp_path, 1, raft__k=2, update__micro_batch_size=1, update__epochs=3)
     memory = found.predict(one).memory  # type: ignore[arg-type]

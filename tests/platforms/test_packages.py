@@ -35,6 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_sdist_has_the_sources_and_nothing_that_was_made_of_them(project: Path, tmp_path: Path) -> None:
     """It is built without npm: the page is built when a wheel is made of it, for which it has everything."""
     builder = SdistBuilder(str(project))

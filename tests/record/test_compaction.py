@@ -32,7 +32,8 @@ def test_a_compacted_run_gives_the_same_answers_from_few_files(folder):
     assert answers(folder) == before
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=min(15, settings.default.max_examples))
 @given(
     st.lists(
         st.one_of(
@@ -106,6 +107,7 @@ def test_a_merging_that_is_given_up_at_any_step_changes_nothing(folder):
     assert answers(folder) == before and len(files(folder)) == 4 < len(small)
 
 
+@pytest.mark.slow
 def test_rollouts_and_metrics_may_be_merged_at_different_depths(folder, monkeypatch):
     # Three rollouts a step, and a file of more than 10 lines is not written again. The first manifest has 12 rollouts,
     # which stay, and 4 steps, which the second one replaces; the third replaces all that the second has.

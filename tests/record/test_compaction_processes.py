@@ -81,6 +81,7 @@ def start(*words: object) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", *map(str, words)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_compacts_loses_nothing(folder):
     seed = random.randrange(2**32)
     chance = random.Random(seed)

@@ -69,6 +69,7 @@ def test_a_long_curve_stays_small_and_keeps_its_last_point() -> None:
     assert len(html) < 20_000 and f"{WIDTH - EDGE:.1f},{EDGE:.1f}" in html
 
 
+@pytest.mark.slow
 def test_a_training_and_its_result(tmp_path: Path) -> None:
     settings = cavesson.PPORun.model_validate(
         {"run": tmp_path / "run", "steps": 2, "batch_size": 4, "model": {"device": "cpu"}, "kl": {"coef": 0.25}}

@@ -151,7 +151,7 @@ def test_a_resumed_run_shows_the_later_attempt_and_keeps_the_earlier_on_disk(fol
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=4))
 def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
     """The slow version: whoever starts at a step tears off that page and all after it, then writes on."""

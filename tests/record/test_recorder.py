@@ -57,7 +57,7 @@ def calls(draw):
     return rows, tokens
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=min(40, settings.default.max_examples))
 @given(calls())
 def test_what_goes_in_comes_out_and_the_rest_is_null(call):
     rows, tokens = call

@@ -75,7 +75,7 @@ def test_repeated_tokens_by_hand(folder):
     assert column(found, "repetition") == pytest.approx([1 / 3, 1 / 2, None, None])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=min(50, settings.default.max_examples))
 @given(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=5), st.integers(1, 2**30))
 def test_repeated_tokens_as_the_text_statistics_count_them(responses, factor):
     index = np.repeat(np.arange(len(responses)), [len(response) for response in responses])
@@ -101,7 +101,7 @@ def test_different_pairs_are_told_apart_whatever_their_hashes():
     assert found["distinct_2"].to_pylist() == [1.0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=min(100, settings.default.max_examples))
 @given(
     st.lists(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), max_size=12), min_size=1, max_size=6),
     st.integers(1, 3),

@@ -154,7 +154,7 @@ def gathered(given_rollouts: Any) -> dict[tuple[Any, ...], list[tuple[int, float
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=min(40, settings.default.max_examples))
 @given(st.lists(st.tuples(st.integers(0, 2), SPLITS, FLOATS, st.lists(FLOATS | st.none(), max_size=20)), min_size=1))
 def test_any_rollouts_as_a_loop_over_all_numbers_counts_them(given_rollouts):
     slow = gathered(given_rollouts)

@@ -63,6 +63,7 @@ def test_a_model_card_names_no_secret_and_no_server(old: Path) -> None:
     assert SECRET not in card and "corp" not in card and "| sampling.servers |" in card
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", [["show", "RUN"], ["doctor", "RUN"], ["doctor", "RUN", "--html", "OUT", "--json"]])
 def test_no_command_shows_a_secret(old: Path, tmp_path: Path, command: list[str]) -> None:
     words = {"RUN": str(old), "OUT": str(tmp_path / "page.html")}

@@ -57,7 +57,7 @@ def whole(tmp_path: Path) -> str:
     return answers(tmp_path / "whole")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("merges", [0, 1, 2])
 @pytest.mark.parametrize("after", [False, True], ids=["not written", "written"])
 @pytest.mark.parametrize(("kind", "writes"), [("tokens", 1), ("rows", 1), ("rows", 2), ("steps", 1)])

@@ -138,7 +138,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_follows_a_run_to_another_place(run: Path, server: Counter, tmp_path: Path, command: str) -> None:
     marker = tmp_path / "marker"

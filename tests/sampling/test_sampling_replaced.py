@@ -59,6 +59,7 @@ def assert_equal(seen: Responses, expected: Responses) -> None:
     torch.testing.assert_close(seen.sampler_logprob, expected.sampler_logprob, atol=1e-5, rtol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
 @pytest.mark.parametrize(
     "chosen",
@@ -80,6 +81,7 @@ def test_replacing_rows_changes_no_response(make, chosen, tokenizer):
     assert_equal(parts, whole)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_size", [1, 2, 8, 39])
 def test_places_are_rarely_empty(batch_size, tokenizer):
     """While prompts wait, fewer places are empty than would be filled together; the last rows end by themselves."""

@@ -37,6 +37,7 @@ def supervised(folder: Path, *command: str, **changes: object) -> "subprocess.Po
     return subprocess.Popen(words, cwd=folder, start_new_session=True, **changes)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_survives_a_run_that_is_killed_at_any_time(tmp_path: Path, number: int) -> None:
     (tmp_path / "server.py").write_text(SERVER)

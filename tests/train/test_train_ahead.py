@@ -96,7 +96,7 @@ def test_the_next_batch_is_sampled_and_rewarded_while_the_policy_learns(server: 
     account(tmp_path / "run", PROMPTS, 3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_every_token_has_the_version_that_sampled_it(
@@ -184,6 +184,7 @@ def test_long_responses_are_kept_as_often_as_they_are_sampled(server: StandIn, t
     assert len(sampled) == 4 * BATCH and len(set(sampled)) > 3
 
 
+@pytest.mark.slow
 def test_finished_batches_survive_and_others_are_sampled_again(
     server: StandIn, untied_folder: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_finished_batches_survive_and_others_are_sampled_again(
     assert versions[2] == [0] * BATCH and all(min(later) >= 1 for later in versions[3:])
 
 
+@pytest.mark.slow
 def test_a_fork_samples_the_batches_of_later_steps_itself(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     changes = {"steps": 4, "checkpoint__keep": 9}
     training = ahead(server, tmp_path / "run", **changes)

@@ -68,6 +68,7 @@ def test_a_run_resumes_on_the_device(tmp_path: Path) -> None:
     assert parts["rows"] == whole["rows"] and parts["metrics"] == whole["metrics"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_servers_get_weights_of_the_device(server: StandIn, tmp_path: Path, lora: Any) -> None:
     with other_device() as device:

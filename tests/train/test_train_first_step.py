@@ -151,6 +151,7 @@ def test_discarded_responses_are_left_out_where_all_others_are_learned_from(tmp_
 GROUPS: dict[str, Any] = {**COMMON, "samples_per_prompt": 3, "steps": 2, MICRO: 2, EPOCHS: 1, MINI: 1}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -23,6 +23,7 @@ from cavesson.train.update import Learner, StepInfo, update
 ROWS = 128
 
 
+@pytest.mark.slow
 def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
     responses = [[40 + row % 7, 60 + row % 11, 90 + row % 13][: 1 + row % 3] for row in range(ROWS)]
     batch = rollouts([[70 + row % 17, 100 + row % 5] for row in range(ROWS)], responses)

@@ -212,6 +212,7 @@ def test_the_evaluation_at_the_end_of_a_shorter_run_is_not_left_in_a_longer_one(
     assert everything(tmp_path / "run") == everything(Path(run.folder))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("changes", [{"update__micro_batch_size": 1}, {"sampling__batch_size": 1}], ids=str)
 def test_how_the_responses_are_divided_changes_nothing(run: Run, tmp_path: Path, changes: dict[str, Any]) -> None:
     other = evaluated(tmp_path / "run", **changes)
@@ -239,6 +240,7 @@ def test_a_resumed_run_evaluates_like_one_that_was_not_interrupted(run: Run, tmp
     assert everything(tmp_path / "run") == everything(Path(run.folder))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("then", "now", "steps"), [(2, 1, [0, 2, 3, 4, 5]), (1, 4, [0, 1, 2, 4, 5]), (2, 0, [0, 2, 5])]
 )

@@ -38,6 +38,7 @@ def misnamed_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
     full, low = (tiny_folder(tmp_path / str(dtype), dtype) for dtype in (torch.float32, torch.bfloat16))
     mixed, misnamed = mixed_folder(tmp_path / "mixed"), misnamed_folder(tmp_path / "misnamed")

@@ -63,6 +63,7 @@ def kept(folder: Path) -> dict[str, str]:
     return choices
 
 
+@pytest.mark.slow
 def test_a_resumed_run_uses_its_products_although_the_machine_would_choose_the_others(
     cache: Path, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ LESS_MEMORY: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("change", LESS_MEMORY, ids=" ".join)
 def test_a_run_goes_on_in_other_parts_of_a_step(tmp_path: Path, change: dict[str, Any]) -> None:
     """Micro-batches, and what is kept for the backward pass, change nothing but rounding."""

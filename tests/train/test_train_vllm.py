@@ -85,6 +85,7 @@ def sharded(url: str, folder: Path) -> None:
     Training(settings(Path("run"), **flags), prompts=PROMPTS, rewards=uneven).run(quiet)
 
 
+@pytest.mark.slow
 def test_sharded_weights_in_bfloat16_agree_with_the_server_within_their_rounding(
     untied_folder: Path, tmp_path: Path
 ) -> None:
