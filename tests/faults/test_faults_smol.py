@@ -73,6 +73,7 @@ def test_the_whole_of_a_run_is_left_as_a_record(folder: Path) -> None:
     assert "temperature-missing" in found.named
 
 
+@pytest.mark.slow
 def test_the_start_token_is_the_models_own(folder: Path) -> None:
     """All prompts of a chat begin alike, so that a doubled start is seen only if the record says which token it is."""
     case = Case("double-start", 0, "rloo", "smol", 0)

@@ -162,7 +162,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: " ".join(settings) or "nothing")
 def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings(
     settings: dict[str, Any], place: Path
@@ -216,6 +216,7 @@ def test_a_fork_whose_record_begins_with_it_has_the_same_steps(place: Path) -> N
     assert rows == whole.slice(len(whole) - len(rows))
 
 
+@pytest.mark.slow
 def test_a_record_elsewhere_is_copied_into_the_fork(place: Path, object_storage: str) -> None:
     run, url = place / "run", f"{object_storage}/{place.parent.name}"
     whole, info, elsewhere = recorded(run), run_info(run), storage(url)
@@ -292,6 +293,7 @@ def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: 
         verify(run, start=4, train=train)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [2, 6])
 def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """A cosine over all eight steps of the run, whatever the length of the forks; longer forks have longer ones."""
@@ -314,6 +316,7 @@ def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pyte
         assert weights(unchanged) == weights(run)
 
 
+@pytest.mark.slow
 def test_a_fork_that_was_interrupted_still_ends_where_it_should_or_at_other_steps(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +361,7 @@ def uneven(prompts: Any, responses: Any, **columns: Any) -> list[float]:
     return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
 
 
+@pytest.mark.slow
 def test_the_example_fixes_a_run_that_was_started_from_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,6 +438,7 @@ def test_a_url_and_runs_that_do_not_sample_are_refused(tmp_path: Path) -> None:
         check_run(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_other_prompts_than_those_of_the_run_are_refused(place: Path) -> None:
     write_recipe(place, RECIPE, (*PROMPTS[:-1], "Another"))
     info = run_info(place / "run")
