@@ -20,6 +20,7 @@ from cavesson.tools.chat import Talk, chat
 from cavesson.tools.compare import compare
 from cavesson.tools.evaluate import evaluate
 from cavesson.tools.generate import generate, load_policy
+from cavesson.tools.generate import said as shown
 from cavesson.tools.settings import CompareSettings, EvaluateSettings, GenerateSettings, TalkSettings
 from cavesson.train.run import Training
 
@@ -137,6 +138,8 @@ def test_episodes_are_generated_as_in_training(folder: Path, capsys: pytest.Capt
         assert replies == [f"{row['name']} {number + 1}" for number in range(len(replies))]
         assert row["response"] == [one["content"] for one in said if one["role"] == "assistant"][-1]
         several += bool(replies)
+        assert [turn["text"] for turn in row["turns"]] == [one["content"] for one in said]
+        assert shown(row) == "".join(f"\n[{one['role']}] {one['content']}" for one in said)
     assert several > 3
     assert generated(folder, "--samples", "3", "--batch_size", "2") == rows
 

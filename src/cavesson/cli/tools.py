@@ -34,7 +34,7 @@ def generate(
         return
     (model,), settings = arguments(context, help, GenerateSettings, "MODEL", others=["MODEL --chat"])
     from cavesson.tools.generate import generate as sample
-    from cavesson.tools.generate import write
+    from cavesson.tools.generate import said, write
 
     responses = sample(model, settings)
     if settings.out is not None:
@@ -43,9 +43,9 @@ def generate(
     terminal = console()
     for row in responses:
         if not terminal.is_terminal:  # files and programs get the exact text
-            write_data(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n\n")
+            write_data(f"{row['prompt']}{said(row)}\n[{row['finish_reason']}]\n\n")
             continue
-        terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(row["response"])), soft_wrap=True)
+        terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(said(row))), soft_wrap=True)
         terminal.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
 
 

@@ -150,7 +150,8 @@ def tell(questions: Questions) -> None:
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
     """Yield prompt, response, finish reason and the other columns of the prompt's row, prompt by prompt.
 
-    The response of an episode is the last turn of the policy; `messages` is the whole conversation.
+    The response of an episode is the last turn of the policy; `messages` is the whole conversation, and `turns` what
+    follows the prompt, with calls, errors and seconds.
 
     Raises:
         UserError: there is no such model, or no prompt.
@@ -161,17 +162,29 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     policy, tokenizer = load_policy(model, settings)
     questions = _questions(settings, tokenizer, run)
     conversation = questions.conversation
-    taken = {"response", "finish_reason", *(["messages"] if conversation else [])} & set(questions.prompts.columns)
+    played = {"messages", "turns"} if conversation else set()
+    taken = ({"response", "finish_reason"} | played) & set(questions.prompts.columns)
     if taken:
         raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")
     print_error(line)
     tell(questions)
     for one in responses(policy, tokenizer, questions, settings):
         sampled: dict[str, Any] = {"prompt": one.prompt, "response": one.response, "finish_reason": one.finish_reason}
-        sampled |= {"messages": one.messages} if conversation else {}
+        sampled |= {"messages": one.messages, "turns": [turn._asdict() for turn in one.turns]} if conversation else {}
         yield sampled | {name: value for name, value in one.columns.items() if name != "prompt"}
         if conversation is not None and one.world is not None:
             conversation.release([one.world])
+
+
+def said(row: Mapping[str, Any]) -> str:
+    """Return what follows the prompt of a row of `generate`: the response, or each turn in a line of its own."""
+    if "turns" not in row:
+        return str(row["response"])
+    lines = []
+    for turn in row["turns"]:
+        call = "" if turn["name"] is None else f" {turn['name']}({turn['arguments']})"
+        lines.append(f"[{turn['role']}{call}] {turn['text']}")
+    return "\n".join(["", *lines])
 
 
 def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
