@@ -20,6 +20,7 @@ from cavesson.board import (
     similar,
     sql,
     stars_api,
+    tools,
 )
 from cavesson.board.runs import Board
 from cavesson.board.selection import Query
@@ -59,6 +60,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
     Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/tools", tools.tools, tools.ToolsQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery, made_from="texts"),
     Endpoint(

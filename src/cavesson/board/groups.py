@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from cavesson.board.rows import LENGTH as SHOWN
-from cavesson.board.rows import plain
+from cavesson.board.rows import answers, plain
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import CHUNK, Page, SplitQuery, step_of
 from cavesson.index.columns import MISSING, Array
@@ -67,12 +67,16 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
 
 
 def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, Any]]:
-    """Yield what a group shows of each row: its step and sample, its reward, and the beginnings of its texts."""
+    """Yield what a group shows of each row: its step and sample, its reward, and the beginnings of its texts.
+
+    Of an episode, ``response`` is what the policy said last.
+    """
     texts = run.texts(snapshot, rows)
+    last = answers(run, snapshot, rows)
     columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
     for step, sample, reward, prompt, response in zip(*columns, *texts, strict=True):
         places = {"step": step, "sample": sample, "reward": reward}
-        yield places | {"prompt": prompt[:SHOWN], "response": response[:SHOWN]}
+        yield places | {"prompt": prompt[:SHOWN], "response": last.get((step, sample), response)[:SHOWN]}
 
 
 def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:

@@ -44,6 +44,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
             "texts": [name for name in CODED if name in snapshot.names],
             "tokens": run.token_columns(),
             "parts": [name.removeprefix("part/") for name in snapshot.names if name.startswith("part/")],
+            "tools": [name for name in snapshot.tools if name],
         },
         "indexed": run.indexed(),
         "partial": partial and partial._asdict(),

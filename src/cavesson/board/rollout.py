@@ -1,4 +1,4 @@
-"""One rollout: its texts, its row, its tokens and the other responses to its prompt."""
+"""One rollout: its texts, its row, its turns, its tokens and the other responses to its prompt."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.not_learned import padding_at_end
+from cavesson.record.schema import SOURCE_CODES
 from cavesson.record.splits import HELD_OUT, Split
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
 NOT_SENT = {"step", "sample", "token"}
+TURN_FACTS = ["role", "name", "arguments", "text", "first_token", "tokens", "seconds", "error", "reward"]
 TEXTS = ("prompt", "response", "ref_response", "ground_truth", "extra")
 MAX_TEXT = 2_000_000
 """Characters of a text that are sent."""
@@ -29,6 +31,7 @@ class Shown(NamedTuple):
     """A rollout as the board shows it."""
 
     row: dict[str, Any]
+    turns: list[dict[str, Any]]
     tokens: pa.Table
     """without padding at its end"""
     padding: int
@@ -43,9 +46,9 @@ class RolloutQuery(RunQuery):
 
 
 def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
-    """Return the full texts and all columns of one rollout, and the addresses of its tokens."""
+    """Return the full texts and all columns of one rollout, its turns, and the addresses of its tokens."""
     run = board.run(query.run)
-    found, tokens, padding = read(run, query.step, query.sample)
+    found, turns, tokens, padding = read(run, query.step, query.sample)
     row = dict(found)
     row |= {name: dict(row.pop(f"reward_{name}") or {}) for name in ("parts", "weights", "reasons")}
     stars = run.stars.all()
@@ -61,6 +64,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
         "gap": None if None in (row["reward"], row["ref_reward"]) else row["reward"] - row["ref_reward"],
         "starred": key in stars,
         "note": stars.get(key),
+        "conversation": turns,
         **_neighbours(run, query.step, query.sample, split_of(row)),
         "tokens": {
             "count": tokens.num_rows,
@@ -106,7 +110,9 @@ def read(run: OpenRun, step: int, sample: int) -> Shown:
 def _read(run: OpenRun, step: int, sample: int) -> Shown:
     row, tokens = run.record.rollout(step, sample)
     padding = padding_at_end(run.record, tokens)
-    return Shown(row, tokens.slice(0, tokens.num_rows - padding), padding)
+    turns = run.record.turns(step, sample).select(TURN_FACTS).to_pylist()
+    cut = [turn | {"text": turn["text"] and turn["text"][:MAX_TEXT]} for turn in turns]
+    return Shown(row, cut, tokens.slice(0, tokens.num_rows - padding), padding)
 
 
 def tokens(board: Board, query: RolloutQuery) -> bytes:
@@ -116,10 +122,15 @@ def tokens(board: Board, query: RolloutQuery) -> bytes:
 
 
 def token_columns(table: pa.Table) -> list[tuple[str, Array]]:
-    """Return the name and the [T] values of each measured column; wider dtypes come first, so that all are aligned."""
+    """Return the name and the [T] values of each measured column; wider dtypes come first, so that all are aligned.
+
+    ``source`` is an index into ``SOURCES``, 255 if it is unknown.
+    """
     columns = []
     for name in table.column_names:
         column = table[name].combine_chunks()
+        if name == "source" and column.null_count < len(column):
+            columns.append((name, np.array([SOURCE_CODES[source] for source in column.to_pylist()]).astype(np.uint8)))
         if name in NOT_SENT or column.type not in TOKEN_TYPES or column.null_count == len(column):
             continue
         dtype = np.dtype(TOKEN_TYPES[column.type]).newbyteorder("<")

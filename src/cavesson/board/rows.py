@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.runs import Board, OpenRun
+from cavesson.board.runs import Board, OpenRun, reading
 from cavesson.board.search import matching, spans_of
 from cavesson.board.selection import Page, Selection, order_of, page_of
-from cavesson.index.columns import CODED, Array
+from cavesson.index.columns import CALLS, CODED, FAILED, Array
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH as STORED
 from cavesson.record.splits import OTHER
@@ -64,7 +64,11 @@ def _left_out(run: OpenRun, snapshot: Snapshot, query: RowsQuery) -> int:
 
 
 def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None = None) -> list[dict[str, Any]]:
-    """Return what a table shows of each row: its numbers, the start of its prompt and an excerpt of its response."""
+    """Return what a table shows of each row: its numbers, the start of its prompt and an excerpt of its response.
+
+    ``answer`` is what the policy said last, and ``tools`` the calls of each tool and those that failed; both are null
+    if the turns are unknown.
+    """
     if not len(page):
         return []
     result = numbers(snapshot, page)
@@ -73,10 +77,38 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
     prompts = [text[:LENGTH] for text in texts.prompt]
     excerpts = _excerpts(run, keys, texts.response, query)
     stars = run.stars.all()
+    last, tools = answers(run, snapshot, page), _tools(snapshot, page)
+    for line, key, called in zip(result, keys, tools, strict=True):
+        line |= {"answer": last.get(key), "tools": called if key in last else None}
     for row, line, prompt, shown, key in zip(page.tolist(), result, prompts, excerpts, keys, strict=True):
         line |= {"row": row, "prompt": prompt, "response": shown.text, "excerpt_start": shown.start, "hit": shown.hit}
         line |= {"starred": key in stars, "note": stars.get(key)}
     return result
+
+
+def answers(run: OpenRun, snapshot: Snapshot, page: Array) -> dict[tuple[int, int], str]:
+    """Return the start of what the policy said last in each of some rows whose turns are known, by step and sample."""
+    if "turns" not in snapshot.names:
+        return {}
+    known = page[~np.isnan(snapshot.take("turns", page).astype(float))]
+    with reading():
+        turns = run.record.turns_of(snapshot.keys(known)).select(["step", "sample", "role", "text"])
+    found: dict[tuple[int, int], str] = dict.fromkeys(snapshot.keys(known), "")
+    for step, sample, role, text in zip(*(column.to_pylist() for column in turns.columns), strict=True):
+        if role == "assistant" and text and text.strip():
+            found[step, sample] = text[:LENGTH]
+    return found
+
+
+def _tools(snapshot: Snapshot, page: Array) -> list[dict[str, list[int]]]:
+    """Return by tool the calls and the failed calls of some rows; without tools that were not called."""
+    found: list[dict[str, list[int]]] = [{} for _ in page]
+    for tool in snapshot.tools:
+        calls, failed = (snapshot.raw(kind + tool)[page].tolist() for kind in (CALLS, FAILED))
+        for tools, *counts in zip(found, calls, failed, strict=True):
+            if counts[0] > 0:
+                tools[tool] = counts
+    return found
 
 
 def _excerpts(

@@ -24,9 +24,9 @@ from cavesson.importers.samples import samples_of
 from cavesson.importers.steps import NUMBER, found_step, step_by_pattern
 from cavesson.record.former import FORMER
 from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, Column
-from cavesson.record.statistics import STATISTICS
+from cavesson.record.statistics import STATISTICS, TURN_STATISTICS
 
-_FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS}
+_FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS, *TURN_STATISTICS}
 _IN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in _FILLED_IN}
 _IN_TOKENS = {column.name: column for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")}
 _IDS = {"prompt": "prompt_ids", "response": "token_id"}

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cavesson.importers.packing import PackedNumbers, PackedTexts, Values
 from cavesson.importers.rollout import ImportedRollout
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, Column, arrow_schema
-from cavesson.record.statistics import NEEDS, rollout_statistics
+from cavesson.record.statistics import NEEDS, rollout_statistics, turn_statistics
 from cavesson.record.tables import NO_TURNS, Tables
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,8 +42,11 @@ def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> Ta
     flat |= {name: pa.array(np.repeat(keys, sizes)) for name, keys in (("step", step), ("sample", sample))}
     flat["learned"] = pa.array(learned)
     flat["position"] = pa.array(position.astype(np.int32))
+    turns = _turns(rollouts, step, sample)
+    if len(turns):
+        statistics |= turn_statistics(pa.table({"step": step, "sample": sample}), turns)
     rows = _table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics)
-    return Tables(rows, _table(TOKEN_COLUMNS, flat), _turns(rollouts, step, sample))
+    return Tables(rows, _table(TOKEN_COLUMNS, flat), turns)
 
 
 def _turns(rollouts: Sequence[ImportedRollout], step: Array, sample: Array) -> pa.Table:

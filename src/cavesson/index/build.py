@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from cavesson.errors import UserError
 from cavesson.index import texts
-from cavesson.index.columns import KEY, READ, Array, append, arrays, mark_dead
+from cavesson.index.columns import KEY, READ, READ_TURNS, Array, append, arrays, mark_dead
 from cavesson.index.folder import State, clear, read_state, sweep, write_state
 from cavesson.index.metrics import add_metrics
 from cavesson.index.orders import due, store_orders
@@ -100,9 +100,9 @@ class Builder:
         new_rows = max(0, self._recorded(changes, first_step) - len(had))
         self._commit(self.state.with_(recorded=self.state.rows + new_rows))
         seen = np.zeros(len(had), np.bool_)
-        for table in self._batches(changes, first_step):
+        for table, turns in self._batches(changes, first_step):
             codes = {name: list(values) for name, values in self.state.codes.items()}
-            columns = arrays(table, codes)
+            columns = arrays(table, turns, codes)
             keys = _keys(columns)
             seen |= np.isin(had["key"], keys) if len(had) else seen
             new = np.flatnonzero(~np.isin(keys, had["key"])) if len(had) else np.arange(len(keys))
@@ -141,22 +141,31 @@ class Builder:
         known["key"], known["row"] = _keys({name: snapshot.raw(name)[rows] for name in KEY}), rows
         return known
 
-    def _batches(self, changes: Changes, first_step: int) -> Iterator[pa.Table]:
-        """Yield the rows from the first changed step on, with segments batched so that each table has many rows."""
-        tables: list[pa.Table] = []
+    def _batches(self, changes: Changes, first_step: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield rows and turns from the first changed step on, with segments batched so that there are many rows."""
+        tables: list[tuple[pa.Table, pa.Table]] = []
         for segment in changes.segments:
             if segment.stop > first_step:
-                table = self.run.read(segment, "rows", READ)
-                tables.append(table.filter(pc.field("step") >= first_step))
-            if sum(table.num_rows for table in tables) >= BATCH:
-                yield pa.concat_tables(tables)
+                pair = self.run.read(segment, "rows", READ), self.run.read(segment, "turns", READ_TURNS)
+                tables.append((_from(pair[0], first_step), _from(pair[1], first_step)))
+            if sum(rows.num_rows for rows, _ in tables) >= BATCH:
+                yield _concatenated(tables)
                 tables = []
         if tables:
-            yield pa.concat_tables(tables)
+            yield _concatenated(tables)
 
     def _commit(self, state: State) -> None:
         write_state(self.folder, state)
         self.state = state
+
+
+def _from(table: pa.Table, first_step: int) -> pa.Table:
+    return table.filter(pc.field("step") >= first_step)
+
+
+def _concatenated(tables: list[tuple[pa.Table, pa.Table]]) -> tuple[pa.Table, pa.Table]:
+    rows, turns = zip(*tables, strict=True)
+    return pa.concat_tables(rows), pa.concat_tables(turns)
 
 
 def _keys(columns: dict[str, Array]) -> Array:

@@ -5,15 +5,19 @@ import operator
 import re
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cavesson.errors import UserError
-from cavesson.index.columns import CODED, Array
+from cavesson.index.columns import CALLS, CODED, FAILED, Array
 from cavesson.index.snapshot import Snapshot
 
 LONGEST = 2_000
+OF_CALLS = ("tool", "error")
+"""Names that hold for a call, and not for a whole rollout."""
+OF_TURNS = ("turns", "calls", "call_errors")
+"""Columns that only rollouts with turns have."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -69,7 +73,8 @@ def matches(text: str, snapshot: Snapshot) -> Array:
     """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
     A filter can use the columns of the index by name, ``parts["NAME"]`` for the score of one reward, numbers, quoted
-    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and parentheses.
+    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and parentheses. A
+    filter with ``tool`` or ``error`` holds for a rollout if it holds for one of its calls.
 
     Raises:
         UserError: The text is not a valid filter.
@@ -79,7 +84,7 @@ def matches(text: str, snapshot: Snapshot) -> Array:
     try:
         tree = ast.parse(_plain(text).strip(), mode="eval").body
         with np.errstate(all="ignore"):
-            result = _Evaluation(snapshot).of(tree)
+            result = _evaluated(tree, snapshot)
     except SyntaxError as error:
         raise UserError(f"the filter cannot be read: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError, OverflowError):
@@ -89,9 +94,34 @@ def matches(text: str, snapshot: Snapshot) -> Array:
     return result
 
 
+class _Call(NamedTuple):
+    """What a filter can ask of a call."""
+
+    tool: str
+    error: bool
+
+
+def _evaluated(tree: ast.expr, snapshot: Snapshot) -> Any:
+    """Return the value of a filter; one about calls is evaluated for every kind of call that occurs."""
+    if not {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS):
+        return _Evaluation(snapshot).of(tree)
+    if not snapshot.tools:
+        raise UserError("no calls of tools are recorded in this run, so a filter cannot use tool or error")
+    found = np.zeros(snapshot.rows, np.bool_)
+    for tool in snapshot.tools:
+        calls, failed = snapshot.raw(CALLS + tool), snapshot.raw(FAILED + tool)
+        for error, some in ((True, failed > 0), (False, calls > np.maximum(failed, 0))):
+            value = _Evaluation(snapshot, _Call(tool, error)).of(tree)
+            if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
+                return value  # not a condition
+            found |= some & value
+    return found
+
+
 class _Evaluation:
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, call: _Call | None = None) -> None:
         self.snapshot = snapshot
+        self.call = call
 
     def of(self, node: ast.expr) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -126,7 +156,12 @@ class _Evaluation:
         raise UserError(f"the filter cannot contain `{_source(node)}`")
 
     def _name(self, node: ast.Name) -> Array:
+        if self.call is not None and node.id == "error":
+            return self._all(self.call.error)
         return self._column(node.id)
+
+    def _all(self, value: bool) -> Array:
+        return np.full(self.snapshot.rows, value, np.bool_)
 
     def _subscript(self, node: ast.Subscript) -> Array:
         if isinstance(node.value, ast.Name) and node.value.id == "parts" and isinstance(node.slice, ast.Constant):
@@ -161,8 +196,12 @@ class _Evaluation:
         return self._equal_text(left, [right.value], isinstance(op, ast.NotEq))
 
     def _equal_text(self, column: ast.expr, texts: list[str], negate: bool) -> Array:
+        if isinstance(column, ast.Name) and column.id == "error":
+            raise UserError("error says only whether the call failed: write error, or not error")
+        if self.call is not None and isinstance(column, ast.Name) and column.id == "tool":
+            return self._all((self.call.tool in texts) != negate and self.call.tool != "")
         if not isinstance(column, ast.Name) or column.id not in CODED:
-            raise UserError(f"only {' and '.join(CODED)} are texts; to find words in responses, use the search")
+            raise UserError(f"only {', '.join(CODED)} and tool are texts; to find words in responses, use the search")
         if column.id not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
         codes = self.snapshot.raw(column.id)
@@ -187,6 +226,8 @@ class _Evaluation:
     def _missing(self, left: ast.expr, right: ast.expr) -> Array:
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise UserError("`is` needs None")
+        if self.call is not None and isinstance(left, ast.Name) and left.id in OF_CALLS:
+            return self._all(not self.call.error if left.id == "error" else self.call.tool == "")
         if isinstance(left, ast.Name) and left.id in CODED:
             return np.asarray(self._column(left.id) == 255)
         return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
@@ -198,7 +239,7 @@ class _Evaluation:
         return value
 
     def _number(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name) and node.id in CODED:
+        if isinstance(node, ast.Name) and node.id in (*CODED, "tool"):
             raise UserError(f"{node.id} is a text: compare it with one in quotes")
         value = self.of(node)
         if isinstance(value, str) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
@@ -208,6 +249,10 @@ class _Evaluation:
         return value
 
     def _column(self, name: str) -> Array:
+        if name in OF_TURNS and name not in self.snapshot.state.columns:
+            raise UserError(f"no turns are recorded in this run, so there is no column {name!r} to filter by")
+        if name == "tool":
+            raise UserError("tool is a text: compare it with one in quotes")
         if name not in self.snapshot.state.columns or name == "prompt":
             known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
             raise UserError(f"there is no column {name!r} to filter by; columns are {known}")

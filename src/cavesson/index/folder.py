@@ -27,7 +27,7 @@ OURS = re.compile(
     r"|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
 )
 """Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
-VERSION = 5
+VERSION = 6
 """Raised whenever the files change their meaning: an index of another version is built anew."""
 
 

@@ -74,7 +74,7 @@ def store_orders(folder: Path, state: State) -> State:
     """Write the order of every column by which a table can be sorted."""
     snapshot = Snapshot(folder, state)
     orders = {}
-    for number, name in enumerate(name for name in state.columns if name not in NOT_SORTED_BY):
+    for number, name in enumerate(name for name in snapshot.names if name not in NOT_SORTED_BY):
         # A new name, because an older state may still be in use.
         orders[name] = f"order-{number:03d}-{state.rows}"
         ascending(snapshot, name).tofile(folder / orders[name])

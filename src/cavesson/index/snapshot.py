@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cavesson.index.columns import CODED, MISSING, Array
+from cavesson.index.columns import CALLS, CODED, FAILED, MISSING, Array
 from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
@@ -40,7 +40,12 @@ class Snapshot:
     @property
     def names(self) -> list[str]:
         """The names of the columns that have a measured value."""
-        return [name for name in self.state.columns if name != "prompt"]
+        return [name for name in self.state.columns if name != "prompt" and not name.startswith((CALLS, FAILED))]
+
+    @property
+    def tools(self) -> list[str]:
+        """The names of the tools that were called; empty for calls without a name."""
+        return [name.removeprefix(CALLS) for name in self.state.columns if name.startswith(CALLS)]
 
     @property
     def numbers(self) -> list[str]:

@@ -10,9 +10,9 @@ import numpy as np
 from cavesson.record.padding import padded
 from cavesson.record.precision import Array
 from cavesson.record.schema import ROW_COLUMNS, SOURCE_CODES, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
-from cavesson.record.statistics import STATISTICS
+from cavesson.record.statistics import STATISTICS, TURN_STATISTICS
 
-FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
+FILLED_IN = {"step", "attempt", "rank", *STATISTICS, *TURN_STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
 GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
 GIVEN_TURNS = [column.name for column in TURN_COLUMNS if column.name not in ("step", "attempt", "rank")]

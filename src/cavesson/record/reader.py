@@ -209,7 +209,11 @@ class Run:
         """Return all columns of the turns of one step, or of one rollout, ordered by sample and turn; maybe none."""
         if sample is None:
             return self._table("turns", TURN_COLUMNS, None, [step], TURN_KEYS)
-        return self._lines_of("turns", [(step, sample)], TURN_KEYS)
+        return self.turns_of([(step, sample)])
+
+    def turns_of(self, keys: Iterable[tuple[int, int]]) -> pa.Table:
+        """Return all columns of the turns of some rollouts (step and sample), ordered by step, sample and turn."""
+        return self._lines_of("turns", keys, TURN_KEYS)
 
     def has_turns(self) -> bool:
         """Return whether the record has turns of any rollout."""

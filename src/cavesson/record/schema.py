@@ -76,6 +76,9 @@ ROW_COLUMNS = (
     Column("value_error", pa.float64(), "root of the mean over the tokens of (value − return)²"),
     Column("distinct_2", pa.float64(), "different pairs of neighbouring tokens, divided by all pairs"),
     Column("repetition", pa.float64(), "share of the 4-grams of tokens that occur earlier in the response"),
+    Column("turns", pa.int32(), "turns of the policy, the assistant; null if the turns are unknown"),
+    Column("calls", pa.int32(), "calls of tools"),
+    Column("call_errors", pa.int32(), "calls of tools that failed"),
     Column("extra", pa.string(), "JSON object of all other columns"),
 )
 

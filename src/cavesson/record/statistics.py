@@ -1,4 +1,4 @@
-"""Statistics of each rollout's tokens, computed once, when the record is written."""
+"""Statistics of each rollout's tokens and turns, computed once, when the record is written."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.record.derived import DERIVED
-from cavesson.record.keys import are_first
+from cavesson.record.keys import are_first, rollout_keys
 from cavesson.record.precision import Array
 
 
@@ -45,6 +45,30 @@ NEEDS = {name: needs for name, (needs, *_) in _FORMULAS.items()} | dict.fromkeys
 """Statistic of a rollout → the token columns it is computed from."""
 STATISTICS = ("length", *NEEDS)
 """The row columns that the recorder computes from the token columns."""
+TURN_STATISTICS = ("turns", "calls", "call_errors")
+"""The row columns that the recorder computes from the turns."""
+
+
+def turn_statistics(rows: pa.Table, turns: pa.Table) -> dict[str, pa.Array]:
+    """Return the columns ``TURN_STATISTICS`` of [N] rollouts; null for those without turns.
+
+    Args:
+        rows: [N] ``step`` and ``sample``.
+        turns: [M] ``step``, ``sample``, ``role`` and maybe ``error`` of turns, all of which belong to these rollouts.
+    """
+    keys = rollout_keys(rows)
+    order = np.argsort(keys)
+    owner = order[np.searchsorted(keys[order], rollout_keys(turns))]
+    role = np.array(turns["role"].to_pylist(), object)
+    failed = np.zeros(len(turns), np.bool_)
+    if "error" in turns.column_names:
+        failed = turns["error"].is_valid().to_numpy()
+    which = {"turns": role == "assistant", "calls": role == "tool", "call_errors": (role == "tool") & failed}
+    unknown = np.bincount(owner, minlength=len(keys)) == 0
+    return {
+        name: pa.array(np.bincount(owner[those], minlength=len(keys)), pa.int32(), mask=unknown)
+        for name, those in which.items()
+    }
 
 
 def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:

@@ -22,7 +22,7 @@ from cavesson.record.schema import (
     arrow_schema,
 )
 from cavesson.record.segments import file_name, is_compacted, segment_name, stem_of, write_parquet
-from cavesson.record.statistics import rollout_statistics
+from cavesson.record.statistics import rollout_statistics, turn_statistics
 from cavesson.record.storage import Location, Storage, small_table, storage
 from cavesson.record.tables import NO_TURNS, Tables, together
 
@@ -108,7 +108,10 @@ def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tabl
     flat |= {"source": _source_names(flat["source"])} if "source" in flat else {}
     flat = {name: _known(values, flat.get("learned")) for name, values in flat.items()}
     flat |= {"step": step[index], "sample": np.asarray(rows["sample"])[index]}
-    return Tables(table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat), _turns_of(calls, attempt, rank))
+    turns = _turns_of(calls, attempt, rank)
+    if len(turns):
+        rows |= turn_statistics(pa.table({name: rows[name] for name in ("step", "sample")}), turns)
+    return Tables(table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat), turns)
 
 
 def _statistics(index: Array, count: int, flat: Mapping[str, Array]) -> dict[str, pa.Array]:

@@ -15,6 +15,7 @@ import "./style/cards.css";
 import "./style/table.css";
 import "./style/views.css";
 import "./style/tokens.css";
+import "./style/conversation.css";
 
 showOnlyVisible();
 applyTheme();

@@ -34,6 +34,7 @@ export interface RunColumns {
   texts?: string[];
   tokens: string[];
   parts: string[];
+  tools?: string[];
   has_reference?: boolean;
   grouped?: boolean;
 }
@@ -89,6 +90,10 @@ export interface Row {
   finish_reason: string | null;
   prompt: string;
   response: string;
+  /** the start of what the policy said last; null where the turns are unknown */
+  answer?: string | null;
+  /** by tool its calls, and those that failed */
+  tools?: Record<string, [calls: number, failed: number]> | null;
   hit: Hit | null;
   /** where the excerpt starts in the whole response */
   excerpt_start?: number;
@@ -136,7 +141,25 @@ export interface RolloutKey {
   sample: number;
 }
 
+/** A turn of an episode; a call and its result are one, of the role tool. */
+export interface Turn {
+  role: string;
+  text: string | null;
+  name?: string | null;
+  arguments?: string | null;
+  /** position of its first token */
+  first_token?: Maybe;
+  tokens?: Maybe;
+  seconds?: Maybe;
+  error?: string | null;
+  reward?: Maybe;
+  /** whether marks in the text say that all of it is thinking */
+  thinking?: boolean;
+}
+
 export interface Rollout extends Row {
+  /** empty where the turns are unknown; absent in pages that were saved by earlier versions */
+  conversation?: Turn[];
   /** of the parts in the reward */
   weights: Record<string, number>;
   /** that rewards gave, by their parts */
@@ -178,6 +201,21 @@ export interface Group {
   samples: number[];
   /** at most 64 of its responses */
   rows: (RolloutKey & { reward: number | null; response: string })[];
+}
+
+/** What a tool did in a step. */
+export interface ToolUse {
+  /** empty for calls that name no tool */
+  name: string;
+  calls: number;
+  errors: number;
+  usual_error: string | null;
+  /** mean of those that were measured */
+  seconds: Maybe;
+  slowest: Maybe;
+  rollouts: number;
+  reward_with: Maybe;
+  reward_without: Maybe;
 }
 
 export interface NeverBeats {

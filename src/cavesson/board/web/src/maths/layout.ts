@@ -14,6 +14,8 @@ export interface Line {
   direction: "ltr" | "rtl";
   /** the line ends because the text has a newline, not because it is full */
   ends: boolean;
+  /** the line stands for the turn that begins with this unit */
+  head?: number;
 }
 
 /** A token longer than this is cut for the eye; the whole text is in the response view. */
@@ -53,6 +55,13 @@ class Breaker {
     this.lines.push({ fragments, direction: "ltr", ends });
   }
 
+  /** A line of its own for a turn that begins. */
+  head(unit: number): void {
+    this.endParagraph(false);
+    this.lines.push({ fragments: [], direction: "ltr", ends: true, head: unit });
+    this.paragraphStart = this.lines.length;
+  }
+
   endParagraph(ends: boolean): void {
     if (this.current.length > 0 || ends) this.push(this.current, ends);
     const way = direction(this.paragraph);
@@ -85,12 +94,22 @@ interface Part {
  * @param units what joinTokens returned
  * @param limit width of a line in pixels
  * @param measure width of a text in pixels
+ * @param heads units with which a turn begins
  */
-export function breakLines(units: readonly Unit[], limit: number, measure: (text: string) => number): Line[] {
+export function breakLines(
+  units: readonly Unit[],
+  limit: number,
+  measure: (text: string) => number,
+  heads: ReadonlySet<number> = new Set(),
+): Line[] {
   const breaker = new Breaker(limit);
   const known = new Map<string, Part[]>();
   let open = true;
   units.forEach(({ text }, unit) => {
+    if (heads.has(unit)) {
+      breaker.head(unit);
+      open = true;
+    }
     let parts = known.get(text);
     if (!parts) known.set(text, (parts = partsOf(text, limit, measure)));
     for (const part of parts) {

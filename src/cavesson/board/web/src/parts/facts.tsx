@@ -25,6 +25,8 @@ const ELSEWHERE = new Set([
   "next",
   "prompt_ids",
   "hit",
+  "conversation",
+  "answer",
   "attempt",
   "rank",
   "prompt_hash",

@@ -17,6 +17,7 @@ const KEYS: [string[], Key][] = [
   [["1–9"], "keyMetric"],
   [["g e"], "settings"],
   [["←", "→"], "keyToken"],
+  [["n", "p"], "keyTurn"],
   [["d"], "keyTheme"],
   [["?"], "keyHelp"],
 ];

@@ -1,9 +1,11 @@
-/** A prompt, with its system turn folded away. */
+/** A prompt as the conversation that its marks tell, with its system turn folded away. */
 
 import { useText } from "../i18n";
 import { whole as wholeNumber } from "../maths/format";
+import { templated } from "../maths/conversation";
 import { systemTurn } from "../maths/prompt";
-import { Text } from "./text";
+import { Conversation } from "./conversation";
+import { CutText, Text } from "./text";
 
 interface Props {
   text: string;
@@ -15,6 +17,14 @@ interface Props {
 
 export function PromptText({ text, search = "", muted = false, whole }: Props) {
   const t = useText();
+  const said = templated(text, "");
+  if (said && said.length > 1)
+    return (
+      <>
+        <Conversation turns={said} search={search} muted={muted} />
+        <CutText whole={whole} />
+      </>
+    );
   const turns = systemTurn(text);
   if (!turns) return <Text text={text} search={search} muted={muted} whole={whole} />;
   const [before, system, after] = turns;

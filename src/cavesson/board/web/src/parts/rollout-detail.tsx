@@ -1,6 +1,6 @@
 /** One rollout beside the table: its texts, numbers, reference, siblings, relatives, star and note. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
 import { rolloutAddress } from "../api/tokens";
@@ -9,16 +9,17 @@ import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
 import { useStars } from "../state/stars";
+import { answered, Conversation, SHOWN, turnsOf, useTurnKeys } from "./conversation";
 import { Facts } from "./facts";
 import { Problem } from "./failure";
 import { Note } from "./note";
 import { openTokens, RolloutLine } from "./rollout-line";
 import { Partial } from "./partial";
 import { PromptText } from "./prompt";
-import { Switch } from "./segments";
+import { Segments, Switch } from "./segments";
 import { Siblings } from "./siblings";
 import { Star } from "./star";
-import { Text, TextDifference } from "./text";
+import { CutText, Text, TextDifference } from "./text";
 
 interface Props {
   run: number;
@@ -33,11 +34,13 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   const t = useText();
   const stars = useStars();
   const { data, error } = useResource<Rollout>(rolloutAddress(run, place));
+  const box = useRef<HTMLElement>(null);
   useEffect(() => onRest(onRead), [data]);
+  useTurnKeys(box);
   // Until the answer comes, the body shows the rollout before: its star must not stand under this one's name.
   const here = data?.step === place.step && data.sample === place.sample;
   return (
-    <aside class="detail">
+    <aside class="detail" ref={box}>
       <header>
         {data && here ? <Star run={run} row={data} stars={stars} label={t("star")} /> : <span class="star" />}
         <h2>
@@ -65,7 +68,9 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
 
 function Body({ run, rollout, search }: { run: number; rollout: Rollout; search: string }) {
   const t = useText();
-  const compared = useRoute().query["diff"] === "1";
+  const { query } = useRoute();
+  const compared = query["diff"] === "1";
+  const shown = SHOWN.find((one) => one === query["shown"]) ?? "turns";
   const { ref_response: reference } = rollout;
   return (
     <div class="body">
@@ -75,19 +80,32 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
       <PromptText text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
       <h3>
         {t("response")} <span class="muted">{number(rollout.reward)}</span>
+        {!compared && (
+          <Segments
+            options={{ turns: t("asTurns"), markdown: "Markdown", text: t("asText") }}
+            chosen={shown}
+            onChoose={(key) => patchRoute({ shown: key === "turns" ? undefined : key }, true)}
+          />
+        )}
         {reference !== null && <Switch name="diff" label={t("difference")} class="quiet" />}
       </h3>
       {compared && reference !== null ? (
         <TextDifference before={reference} after={rollout.response} />
-      ) : (
+      ) : shown === "text" ? (
         <Text text={rollout.response} search={search} whole={rollout.response_truncated} />
+      ) : (
+        <>
+          <Conversation turns={turnsOf(rollout)} search={search} markdown={shown === "markdown"} />
+          <CutText whole={rollout.response_truncated} />
+        </>
       )}
       {reference !== null && (
         <>
           <h3>
             {t("reference")} <span class="muted">{number(rollout.ref_reward)}</span>
           </h3>
-          <Text text={reference} search={search} whole={rollout.ref_response_truncated} muted />
+          <Conversation turns={answered(reference)} search={search} markdown={shown === "markdown"} muted />
+          <CutText whole={rollout.ref_response_truncated} />
         </>
       )}
       {rollout.ground_truth !== null && (

@@ -36,8 +36,8 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
       </span>
       <Field
         name="filter"
-        hint="reward > 2 and length < 100"
-        title={t("filterHint", { columns: run.columns.rows.join(", ") })}
+        hint={run.columns.tools?.[0] ? `tool == "${run.columns.tools[0]}" and error` : "reward > 2 and length < 100"}
+        title={t("filterHint", { columns: filterNames(run).join(", ") })}
         class="filter"
         wrong={pages.error !== null && !!query["filter"]}
       />
@@ -58,6 +58,11 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
     </div>
   );
 }
+
+const filterNames = ({ columns }: RunSummary): string[] => [
+  ...columns.rows,
+  ...(columns.tools?.length ? ["tool", "error"] : []),
+];
 
 function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {
   const t = useText();

@@ -60,7 +60,7 @@ function Extremes({ step, sort }: { step: number; sort: string }) {
   return (
     <div class="extremes">
       {(sort === "reward" ? [...rows].reverse() : rows).map((row) => (
-        <RolloutLine key={row.sample} run={run.run} {...row} />
+        <RolloutLine key={row.sample} run={run.run} {...row} response={row.answer ?? row.response} />
       ))}
     </div>
   );

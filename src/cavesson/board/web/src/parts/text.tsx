@@ -10,6 +10,8 @@ interface Props {
   text: string;
   search: string;
   muted?: boolean;
+  /** in monospace */
+  code?: boolean;
   /** characters of the whole text where the server sent only its beginning */
   whole?: number | null | undefined;
 }
@@ -17,22 +19,28 @@ interface Props {
 /** More than this is shown when asked for, ten times as much each time. */
 const SHOWN = 20_000;
 
-export function Text({ text, search, muted = false, whole }: Props) {
+export function Text({ text, search, muted = false, code = false, whole }: Props) {
   const t = useText();
   const [shown, setShown] = useState(SHOWN);
   const cut = text.slice(0, shown);
   if (text === "") return <p class="muted">{t("emptyText")}</p>;
   return (
     <>
-      <pre class={`text ${muted ? "muted" : ""}`}>{marked(visible(cut), search)}</pre>
+      <pre class={`text ${muted ? "muted" : ""} ${code ? "code" : ""}`}>{marked(visible(cut), search)}</pre>
       {cut.length < text.length && (
         <button type="button" onClick={() => setShown(shown * 10)}>
           {t("showMore", { count: wholeNumber(text.length) })}
         </button>
       )}
-      {whole != null && <p class="muted">{t("cutByServer", { count: wholeNumber(whole) })}</p>}
+      <CutText whole={whole} />
     </>
   );
+}
+
+/** Says that the server sent only the beginning of a text. */
+export function CutText({ whole }: { whole: number | null | undefined }) {
+  const t = useText();
+  return whole == null ? null : <p class="muted">{t("cutByServer", { count: wholeNumber(whole) })}</p>;
 }
 
 function marked(text: string, search: string) {

@@ -35,6 +35,10 @@ const FIRST = [
   "loss/policy",
   "loss/value",
   "tokens_per_second",
+  "turns",
+  "eval/turns",
+  "calls",
+  "call_errors",
   "part/*",
 ];
 

@@ -1,7 +1,7 @@
 /** Every number of the token looked at. */
 
 import { useEffect, useState } from "preact/hooks";
-import { isLearned, type Tokens } from "../api/tokens";
+import { type Tokens, whyNotLearned } from "../api/tokens";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
 import { number, whole } from "../maths/format";
@@ -29,6 +29,7 @@ export function TokenCard({ loaded, measured, looked }: Props) {
         <Totals measured={measured} />
       </aside>
     );
+  const why = whyNotLearned(loaded, token);
   const id = loaded.columns["token_id"]?.[token];
   return (
     <aside class="token-card card">
@@ -38,8 +39,9 @@ export function TokenCard({ loaded, measured, looked }: Props) {
       <p class="muted">
         {t("tokenPlace", { place: token, count: whole(loaded.count) })}
         {id !== undefined && id >= 0 && ` · id ${id}`}
-        {!isLearned(loaded, token) && ` · ${t("notLearned")}`}
+        {why && ` · ${t("notLearned")}`}
       </p>
+      {why && <p class="why">{t(why)}</p>}
       {unit.count > 1 && <p class="warning">{t("severalTokens", { count: unit.count })}</p>}
       <Values measured={measured} unit={unit} />
     </aside>

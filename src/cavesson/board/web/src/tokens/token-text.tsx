@@ -1,13 +1,15 @@
 /** The response as coloured text. Only the lines in view are in the page, so length does not matter. */
 
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { isLearned, type Tokens } from "../api/tokens";
+import { turnStarts, type Tokens, whyNotLearned } from "../api/tokens";
+import type { Turn } from "../api/types";
 import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
 import { breakLines, type Line, lineOfToken } from "../maths/layout";
 import { direction } from "../maths/text";
 import type { Unit } from "../maths/units";
+import { TurnLabel } from "../parts/turn-label";
 import { type ListHandle, remembering, VirtualList } from "../parts/virtual-list";
 import { createStore, type Store } from "../state/store";
 import type { Looked, Measured } from "./measured";
@@ -42,13 +44,21 @@ export function TokenText({ loaded, shown, looked }: Props) {
   const [seen] = useState(() => createStore<Seen>([0, 0]));
   const width = useWidth(box);
   const lineHeight = TEXT_HEIGHT + stripesHeight(shown);
-  const label = t("notLearned");
+  const label = (token: number): string => {
+    const why = whyNotLearned(loaded, token);
+    return why === null || why === "whyMarked" ? t("notLearned") : `${t("notLearned")}: ${t(why)}`;
+  };
+  const turns = useMemo(() => {
+    const starts = turnStarts(loaded);
+    const heads = [...starts].map(([token, turn]) => [loaded.unitOf[token]!, turn] as const);
+    return new Map<number, Turn>(starts.size > 1 ? heads : []);
+  }, [loaded]);
   const whole = useAfterPaint(true, loaded.units.length > 2 * FIRST);
   const measure = useMemo(() => measurer(colours.sans), [colours.sans]);
   const lines = useMemo(() => {
     const units = whole ? loaded.units : loaded.units.slice(0, FIRST);
-    return width > 0 ? breakLines(units, width - INSET, measure) : [];
-  }, [loaded, width, whole, measure]);
+    return width > 0 ? breakLines(units, width - INSET, measure, new Set(turns.keys())) : [];
+  }, [loaded, width, whole, measure, turns]);
   const height = Math.max(lineHeight + 20, Math.min(lines.length, MAX_LINES) * lineHeight + 16);
   const draw = useMemo(
     () =>
@@ -61,9 +71,10 @@ export function TokenText({ loaded, shown, looked }: Props) {
           shown={shown}
           colours={colours}
           label={label}
+          turn={turns.get(lines[index]!.head ?? -1)}
         />
       )),
-    [lines, lineHeight, shown[0], shown.map(({ metric }) => metric.key).join(), colours, label],
+    [lines, lineHeight, shown[0], shown.map(({ metric }) => metric.key).join(), colours, t],
   );
   useActiveToken(box, list, lines, loaded, looked);
   return (
@@ -171,22 +182,30 @@ interface LineProps {
   loaded: Tokens;
   shown: Measured[];
   colours: Palette;
-  /** of tokens that were not learned */
-  label: string;
+  /** of a token that was not learned */
+  label: (token: number) => string;
+  /** the turn that the line stands for */
+  turn: Turn | undefined;
 }
 
-function TextLine({ line, height, loaded, shown, colours, label }: LineProps) {
+function TextLine({ line, height, loaded, shown, colours, label, turn }: LineProps) {
+  if (turn)
+    return (
+      <div class={`token-line turn-line ${turn.error ? "failed" : ""}`} style={{ height: `${height}px` }}>
+        <TurnLabel turn={turn} />
+      </div>
+    );
   return (
     <div class="token-line" dir={line.direction} style={{ height: `${height}px` }}>
       {line.fragments.map((fragment, i) => {
         const unit = loaded.units[fragment.unit]!;
-        const masked = !isLearned(loaded, unit.first);
+        const masked = whyNotLearned(loaded, unit.first) !== null;
         return (
           <span
             key={i}
             data-token={unit.first}
             class={masked ? "tok masked" : "tok"}
-            title={masked ? label : undefined}
+            title={masked ? label(unit.first) : undefined}
             style={background(fragment.text, unit, shown, colours)}
           >
             {fragment.text}

@@ -91,6 +91,7 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
       hint: "hintParts",
       curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: of(name)!.mean })) : [],
     },
+    ...episodeCharts(series, of, t, colours),
     { title: "gap", hint: "hintGap", spread: gap, curves: [{ name: t("mean"), from: gap?.mean }] },
     { title: "explained", hint: "hintExplained", curves: metric("value/explained_variance") },
     { title: "clip", hint: "hintClip", curves: sides("clip_fraction") },
@@ -101,6 +102,46 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
     { title: "throughput", hint: "hintThroughput", curves: metric("tokens_per_second") },
   ];
   return wanted.flatMap((chart) => built(chart, series, shaping, colours, t));
+}
+
+const EPISODES = /^(?:episode|tool|finish)\//;
+
+export const isOfEpisodes = (metric: string): boolean => EPISODES.test(metric);
+
+/** Turns, tools and ends of episodes; none of a run without turns. */
+function episodeCharts(
+  series: Series,
+  of: (column: string) => Rollup | undefined,
+  t: Translate,
+  colours: Palette,
+): Wanted[] {
+  const turns = of("turns");
+  if (!turns && !series.metrics["episode/turns"]) return [];
+  const metrics = Object.keys(series.metrics).filter(isOfEpisodes).sort();
+  const named = (start: string, end: string): Wanted["curves"] =>
+    metrics
+      .filter((name) => name.startsWith(start) && name.endsWith(end))
+      .map((from) => ({ name: from.slice(start.length, from.length - end.length), from }));
+  const calls = named("tool/", "/calls");
+  const counted = [
+    { name: t("calls"), from: of("calls")?.mean },
+    { name: t("failed"), from: of("call_errors")?.mean, colour: colours.bad },
+  ];
+  return [
+    {
+      title: "turns",
+      hint: "hintTurns",
+      spread: turns,
+      curves: [
+        { name: t("mean"), from: turns?.mean ?? "episode/turns" },
+        { name: t("evaluation"), from: of("eval/turns")?.mean, colour: colours.s3 },
+      ],
+    },
+    { title: "toolCalls", hint: "hintToolCalls", curves: calls.length > 0 ? calls : counted },
+    { title: "toolErrors", hint: "hintToolErrors", curves: named("tool/", "/errors") },
+    { title: "toolSeconds", hint: "hintToolSeconds", curves: named("tool/", "/seconds") },
+    { title: "episodeEnds", hint: "hintEpisodeEnds", curves: named("finish/", "") },
+  ];
 }
 
 /** The chart's title says the rest. */

@@ -13,7 +13,7 @@ import { Findings } from "../parts/findings";
 import { selectStep, useRun, useStep } from "../state/board";
 import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
-import { BANDS, type Chart, mainCharts, otherCharts, type Shaping } from "./overview-charts";
+import { BANDS, type Chart, isOfEpisodes, mainCharts, otherCharts, type Shaping } from "./overview-charts";
 
 export function Overview() {
   const t = useText();
@@ -22,7 +22,7 @@ export function Overview() {
   const { query } = useRoute();
   const find = query["all"] === "1" ? (query["find"] ?? "") : null;
   const known = useSeries(run.run);
-  const more = find === null ? [] : metricNames(known);
+  const more = find === null ? metricNames(known).filter(isOfEpisodes) : metricNames(known);
   const whole = useSeries(run.run, more);
   const colours = usePalette();
   const diagnosis = useDiagnosis(run.run);

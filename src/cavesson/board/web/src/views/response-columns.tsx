@@ -19,6 +19,8 @@ export interface Column {
 /** Numbers that name something are written as filters and addresses write them. */
 const NAMES = new Set(["step", "sample", "group", "policy_version", "attempt", "rank", "row"]);
 
+const COUNTS = new Set(["length", "turns", "calls", "call_errors"]);
+
 /** What a table shows before anybody chooses, the most wanted first; the rest is a tick away. */
 const WANTED = [
   "reward",
@@ -26,6 +28,9 @@ const WANTED = [
   "kl_k1",
   "length",
   "sample",
+  "turns",
+  "tools",
+  "call_errors",
   "gap",
   "prompt",
   "log_ratio_max",
@@ -65,6 +70,7 @@ export function allColumns(run: RunSummary): string[] {
     ...new Set([
       ...run.columns.rows,
       ...parts,
+      ...(run.columns.tools?.length ? ["tools"] : []),
       ...(run.columns.texts ?? ["split", "finish_reason"]),
       "note",
       "prompt",
@@ -87,6 +93,7 @@ export function column(key: string): Column {
     const width = Math.round(Math.min(320, innerWidth * 0.4));
     return { key, label: key, width, grow: 3, sortable: false, cell: excerpt };
   }
+  if (key === "tools") return { key, label: key, width: 150, sortable: false, cell: ({ tools }) => toolsText(tools) };
   if (key === "note") return { key, label: key, width: 140, sortable: false, cell: (row) => oneLine(row.note ?? "") };
   if (key === "finish_reason" || key === "split") {
     return { key, label: key, width: 84, sortable: false, cell: (row) => visible(String(row[key] ?? "–")) };
@@ -102,15 +109,27 @@ export function statistic(row: Row, key: string): unknown {
 
 function numeric(key: string, value: unknown): string {
   if (NAMES.has(key)) return typeof value === "number" ? String(value) : "–";
-  return key === "length" ? whole(value) : fixed(value, typeof value === "number" && Math.abs(value) >= 100 ? 1 : 3);
+  return COUNTS.has(key) ? whole(value) : fixed(value, typeof value === "number" && Math.abs(value) >= 100 ? 1 : 3);
 }
 
 /** No cell shows more characters of a text: what cannot be seen costs the browser as much as what can. */
 const inSight = (): number => Math.ceil(innerWidth / 9);
 
-/** The response with its search hit marked. */
-function excerpt({ response, hit, excerpt_start: before = 0 }: Row): ComponentChildren {
-  if (!hit) return oneLine(beginning(response, inSight()));
+/** Which tools were called; how often, if more than once; and how many of the calls failed. */
+function toolsText(tools: Row["tools"]): ComponentChildren {
+  if (!tools) return "–";
+  return Object.entries(tools).map(([name, [calls, failed]]) => (
+    <span key={name} class={failed > 0 ? "tool bad" : "tool"}>
+      {visible(name || "?")}
+      {calls > 1 && ` ×${calls}`}
+      {failed > 0 && ` ✕${failed}`}
+    </span>
+  ));
+}
+
+/** What the policy said last, or the response with its search hit marked. */
+function excerpt({ response, answer, hit, excerpt_start: before = 0 }: Row): ComponentChildren {
+  if (!hit) return oneLine(beginning(answer ?? gist(response), inSight()));
   // The hit has to be seen, so long text before it is left out.
   const near = Math.max(0, hit[0] - 40);
   const from = /[\udc00-\udfff]/.test(response.charAt(near)) ? near + 1 : near; // not inside a character

@@ -261,7 +261,7 @@ function cell({ key, width, grow, cell: content }: Column, row: Row, bar: Bar | 
   const style: Record<string, string> = { width: `${width}px`, flexGrow: String(grow ?? 0) };
   const value = bar && statistic(row, key);
   if (bar && typeof value === "number") style["backgroundSize"] = `${(bar(value) * 100).toFixed(1)}% 2px`;
-  const text = grow || key === "note";
+  const text = grow || key === "note" || key === "tools";
   return (
     <span key={key} class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
       {content(row)}

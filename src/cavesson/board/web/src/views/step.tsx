@@ -13,6 +13,7 @@ import { NeverBeats } from "../parts/never-beats";
 import { Problem } from "../parts/failure";
 import { BestWorst } from "../parts/step-brief";
 import { GapHistogram, RewardHistogram } from "../parts/step-charts";
+import { ToolTable } from "../parts/tool-table";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
@@ -84,6 +85,7 @@ export function StepView() {
         )}
         <Problem text={ridge.error} />
       </div>
+      <ToolTable step={step} />
       <Groups step={step} />
       {hasReference ? <NeverBeats /> : <p class="empty">{t("noReference")}</p>}
     </main>

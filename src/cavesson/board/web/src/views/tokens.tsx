@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
-import { loadTokens, type Tokens as Loaded } from "../api/tokens";
+import { loadTokens, type Tokens as Loaded, turnStarts } from "../api/tokens";
 import type { RolloutKey } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
@@ -16,7 +16,7 @@ import { openTokens } from "../parts/rollout-line";
 import { PromptText } from "../parts/prompt";
 import { Siblings } from "../parts/siblings";
 import { Star } from "../parts/star";
-import { Text } from "../parts/text";
+import { answered, Conversation, turnsOf } from "../parts/conversation";
 import { useRun, useStep } from "../state/board";
 import { useKeys } from "../state/keys";
 import { currentRoute, patchRoute, useRoute } from "../state/router";
@@ -124,13 +124,13 @@ function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gam
           </div>
         </>
       )}
-      {!byToken && <Text text={rollout.response} search="" whole={rollout.response_truncated} />}
+      {!byToken && <Conversation turns={turnsOf(rollout)} />}
       {rollout.ref_response !== null && (
         <details class="more">
           <summary>
             {t("reference")} · {number(rollout.ref_reward)}
           </summary>
-          <Text text={rollout.ref_response} search="" whole={rollout.ref_response_truncated} muted />
+          <Conversation turns={answered(rollout.ref_response)} muted />
         </details>
       )}
     </>
@@ -158,6 +158,13 @@ function useTokenKeys(
     const token = Math.min(count - 1, Math.max(0, (pinned ?? (by > 0 ? -1 : count)) + by));
     looked.set({ token: null, pinned: token, reveal: reveal + 1 });
   };
+  const turns = [...turnStarts(loaded).keys()].sort((a, b) => a - b);
+  const turn = (by: number): void => {
+    const { pinned, reveal } = looked.get();
+    const at = pinned ?? -1;
+    const token = by > 0 ? turns.find((first) => first > at) : turns.findLast((first) => first < at);
+    if (token !== undefined) looked.set({ token: null, pinned: token, reveal: reveal + 1 });
+  };
   const digits = measured
     .slice(0, 9)
     .map(({ metric }, i) => [String(i + 1), () => patchRoute({ metric: metric.key }, true)] as const);
@@ -166,6 +173,8 @@ function useTokenKeys(
     j: () => open(rollout.next ?? null),
     k: () => open(rollout.previous ?? null),
     s: () => void toggleStar(run, rollout),
+    n: () => turn(1),
+    p: () => turn(-1),
     ArrowRight: () => walk(1),
     ArrowLeft: () => walk(-1),
     Escape: () => looked.set({ token: null, pinned: null, reveal: 0 }),

@@ -1,0 +1,146 @@
+"""The page shows an episode as a conversation: turns, calls, results, errors, and why a token was not learned."""
+
+import json
+
+import pytest
+from browser_helpers import BoardProcess, go, opened, saved, settle
+from episode_helpers import record_episodes
+from playwright.sync_api import expect
+
+from cavesson.importers import import_run
+
+CHATML = (
+    "Wait.<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n"
+    "<|im_start|>assistant\nIt is 42."
+)
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The board of a run with turns, and of an imported one whose texts have the marks of a template."""
+    folder = tmp_path_factory.mktemp("episodes")
+    line = {"step": 0, "prompt": "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n", "reward": 1.0}
+    lines = [line | {"response": CHATML}, line | {"response": '<img src=x onerror="window.hacked=1"> **a** $x^2$'}]
+    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    import_run(folder / "log.jsonl", folder / "imported", "plain")
+    with BoardProcess(record_episodes(folder / "run"), folder / "imported") as board:
+        yield board
+
+
+def turns(page):
+    """Who speaks in the response, and what else the head of each turn says."""
+    heads = page.locator(".detail h3:has-text('Response') + .conversation .turn > header")
+    return [" ".join(text.split()) for text in heads.all_inner_texts()]
+
+
+def test_the_panel_shows_turns_calls_and_errors(browser, board):
+    with opened(browser, f"{board.address}/responses?step=1&at=1.1") as page:
+        expect(page.locator(".turn.failed")).to_have_count(1)
+        search, again = "Tool search failed 2 s", "Tool search 0.5 s"
+        assert turns(page) == ["Assistant", search, "Assistant", again, "Assistant", "User", "Assistant"]
+        failed = page.locator(".turn.failed")
+        expect(failed).to_contain_text("timed out after 2 seconds")
+        expect(failed.locator(".arguments div")).to_have_text(["a6", "b7"])
+        family = failed.locator("pre.code").evaluate("e => getComputedStyle(e).fontFamily")
+        assert "monospace" in family
+        for _ in ("the question", "the call", "its result"):
+            page.keyboard.press("n")
+        expect(page.locator(".turn.here")).to_contain_text("timed out")
+        page.keyboard.press("p")
+        expect(page.locator(".turn.here")).not_to_contain_text("timed out")
+
+
+def test_thinking_is_folded_and_markdown_and_formulas_are_shown_on_demand(browser, board):
+    with opened(browser, f"{board.address}/responses?step=1&at=1.0") as page:
+        response = page.locator(".detail h3:has-text('Response') + .conversation")
+        expect(response.locator("details.system").first).to_contain_text("Thinking")
+        expect(response.get_by_text("I should multiply.")).to_be_hidden()
+        response.locator("summary").first.click()
+        expect(response.get_by_text("I should multiply.")).to_be_visible()
+        expect(response).to_contain_text("**42**")
+        page.get_by_role("button", name="Markdown").click()
+        expect(response.locator("b", has_text="42")).to_have_count(1)
+        expect(response.locator("math mo").first).to_have_text("⋅")
+        expect(response.locator("pre.code").last).to_have_text("print(6 * 7)")
+        page.get_by_role("button", name="Text", exact=True).click()
+        expect(page.locator(".detail pre.text", has_text="<|im_end|>")).to_have_count(1)
+        page.keyboard.press("?")
+        expect(page.locator(".dialog")).to_contain_text("Next, previous turn")
+
+
+def test_a_token_that_was_not_learned_is_grey_and_says_why(browser, board):
+    with opened(browser, f"{board.address}/tokens?step=1&sample=1") as page:
+        heads = page.locator(".turn-line")
+        expect(heads.nth(1)).to_contain_text("search")
+        expect(heads.nth(5)).to_have_text("User")
+        for text, words in (
+            ("<|im_end|>", "chat template"),
+            ("forty-two", "result of a tool"),
+            (" sure?", "user's reply"),
+        ):
+            token = page.locator(".tok.masked", has_text=text).first
+            token.click()
+            expect(page.locator(".token-card .why")).to_contain_text(words)
+            assert token.evaluate("e => getComputedStyle(e).backgroundColor") == "rgba(0, 0, 0, 0)"
+        learned = page.locator(".tok:not(.masked)").first
+        assert learned.evaluate("e => getComputedStyle(e).backgroundColor") != "rgba(0, 0, 0, 0)"
+        learned.click()
+        expect(page.locator(".token-card .why")).to_have_count(0)
+        page.keyboard.press("n")
+        expect(page.locator(".token-card .why")).to_contain_text("result of a tool")
+        page.keyboard.press("p")
+        expect(page.locator(".token-card .why")).to_have_count(0)
+
+
+def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, board):
+    columns = "sample,turns,calls,call_errors,tools,response"
+    with opened(browser, f"{board.address}/responses?scope=step&step=0&columns={columns}", forgiven="400") as page:
+        cells = page.locator('.tr[aria-rowindex="2"] .td')
+        expect(cells).to_have_text(["1", "4", "2", "1", "search ×2 ✕1", "Yes."])
+        page.locator("input.filter").fill('tool == "search" and error')
+        page.keyboard.press("Enter")
+        expect(page.locator("output.muted")).to_have_text("1 rollout")
+        page.locator("input.filter").fill('tool == "multiply" and error')
+        page.keyboard.press("Enter")
+        expect(page.locator(".tr .td.words").last).to_have_text("I cannot tell.")
+        go(page, "/responses?run=1&filter=turns+>+2")
+        expect(page.locator("main")).to_contain_text("no turns are recorded in this run")
+
+
+def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, tmp_path):
+    with opened(browser, f"{board.address}/step?step=1") as page:
+        row = page.locator(".tools tbody tr", has_text="search").locator("td")
+        wanted = ["search", "3", "1 (33 %)", "1", "2", "2", "0.25", "0.875", "timed out after 2 seconds"]
+        expect(row).to_have_text(wanted)
+        settle(page)
+        page.get_by_title("Export").click()
+        path = saved(page, page.get_by_text("This view as one HTML file").click, tmp_path)
+        page.keyboard.press("Escape")
+        row.first.click()
+        expect(page.locator("output.muted")).to_have_text("2 rollouts")
+        go(page, "/overview?step=1")
+        for title in ("Turns", "Calls of tools", "Share of failed calls", "Seconds per call", "How episodes end"):
+            expect(page.locator(".card h3", has_text=title).first).to_be_visible()
+    with opened(browser, path.as_uri()) as page:
+        expect(page.locator(".tools tbody tr")).to_have_count(2)
+
+
+def test_marks_of_a_template_are_shown_as_a_conversation_and_markup_as_text(browser, board):
+    with opened(browser, f"{board.address}/responses?run=1&at=0.0&step=0") as page:
+        expect(page.locator(".turn.tool")).to_have_count(1)
+        assert turns(page) == ["Assistant", "Tool", "Assistant"]
+        assert page.locator(".detail h3:has-text('Response') + .conversation").get_by_text("<|im_end|>").count() == 0
+        go(page, "/responses?run=1&at=0.1&step=0&shown=markdown")
+        rendered = page.locator(".detail .rendered")
+        expect(rendered).to_have_count(1)
+        expect(rendered).to_contain_text('<img src=x onerror="window.hacked=1">')
+        expect(rendered.locator("b")).to_have_text("a")
+        expect(rendered.locator("math msup")).to_have_count(1)
+        assert page.locator(".detail img").count() == 0
+
+
+@pytest.mark.parametrize(("language", "words"), [("zh-CN", ["助手", "失败"]), ("vi-VN", ["Trợ lý", "lỗi"])])
+def test_roles_and_errors_are_named_in_each_language(browser, board, language, words):
+    with opened(browser, f"{board.address}/responses?step=1&at=1.1", language=language) as page:
+        for word in words:
+            expect(page.locator(".detail .turn header", has_text=word).first).to_be_visible()
