@@ -19,6 +19,11 @@ from cavesson.text.masking import masked
 from cavesson.text.visible import visible
 
 
+_PATHS = sysconfig.get_paths()
+_INSTALLED = (_PATHS["purelib"], _PATHS["platlib"])
+_OURS = (str(Path(__file__).parent), _PATHS["stdlib"], "<frozen ")
+
+
 class UserError(Exception):
     """An error that the user can fix; the message says where it is and how to fix it."""
 
@@ -215,10 +220,12 @@ def place_of(error: BaseException) -> str:
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
-    paths = sysconfig.get_paths()
-    installed = (paths["purelib"], paths["platlib"])
-    ours = (str(Path(__file__).parent), paths["stdlib"], "<frozen ")
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    theirs = [one for one in frames if one.filename.startswith(installed) or not one.filename.startswith(ours)]
-    place = next((one for one in theirs if not one.filename.startswith(installed)), next(iter(theirs), None))
+    frames = [*reversed(traceback.extract_tb(error.__traceback__))]
+    theirs = [one for one in frames if one.filename.startswith(_INSTALLED) or not one.filename.startswith(_OURS)]
+    place = next((one for one in theirs if is_of_user(one.filename)), next(iter(theirs), None))
     return f" ({place.filename}, line {place.lineno})" if place else ""
+
+
+def is_of_user(filename: str) -> bool:
+    """Return whether a source file is the user's: not of Cavesson, Python's standard library or a package."""
+    return not filename.startswith((*_INSTALLED, *_OURS))

@@ -1,5 +1,6 @@
 """Reports of a check, in the terminal and as plain data."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +27,7 @@ def plain(report: Report) -> dict[str, Any]:
         "findings": [_renamed(asdict(one)) for one in _sorted(report)],
         "healthy": [_renamed(asdict(one)) for one in report.results if isinstance(one, Fine)],
         "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, SkippedCheck)],
+        "tools": report.tools,
         "memory": _plain_memory(report),
         "first_responses": None if report.first is None else asdict(report.first),
         "suggestion": None if report.suggestion is None else asdict(report.suggestion),
@@ -48,6 +50,7 @@ def show(console: Console, report: Report) -> None:
     fine = [one for one in report.results if isinstance(one, Fine)]
     if fine and not report.findings:
         console.print(Text("No problems found.", "bold green"))
+    _show_tools(console, report)
     _show_expected(console, report)
     _show_first(console, report)
     if fine:
@@ -77,6 +80,32 @@ def _print_grid(console: Console, rows: Iterable[tuple[Text, ...]], no_wrap: boo
     for row in rows:
         table.add_row(*row)
     console.print(Padding(table, (0, 2)))
+
+
+def _show_tools(console: Console, report: Report) -> None:
+    if report.tools:
+        console.print("\n[bold]Tools[/]")
+    for tool in report.tools:
+        properties = tool["parameters"].get("properties", {})
+        required = tool["parameters"].get("required", ())
+        arguments = [f"{name}{'' if name in required else '?'}: {_type(one)}" for name, one in properties.items()]
+        console.print(Padding(Text(visible(f"{tool['environment']}.{tool['name']}({', '.join(arguments)})")), (0, 2)))
+        said = {"": tool.get("description", "")} | {
+            name: one.get("description", "") for name, one in properties.items()
+        }
+        _print_grid(console, ((Text(f"  {name}", "dim"), Text(visible(text))) for name, text in said.items()))
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Return the type of an argument in a word, or in the words of JSON schema."""
+    if "enum" in schema:
+        return " | ".join(json.dumps(one, ensure_ascii=False) for one in schema["enum"])
+    kind = schema.get("type")
+    if kind is None:
+        return " | ".join(map(_type, schema.get("anyOf", ()))) or "any"
+    named = " | ".join(kind) if isinstance(kind, list) else str(kind)
+    inner = f" of {_type(schema['items'])}" if "items" in schema else ""
+    return f"{named}{inner}{' | null' if schema.get('nullable') else ''}"
 
 
 def _show_expected(console: Console, report: Report) -> None:

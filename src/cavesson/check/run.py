@@ -1,6 +1,7 @@
 """All checks of a recipe, cheap ones first."""
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,17 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from cavesson.algorithms.runs import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
+from cavesson.check.environment import check_environments, rows_of
 from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.check.precision import check_precision
-from cavesson.check.reward import ROWS, examine, read_examples, unlearned
+from cavesson.check.reward import ROWS, examine, read_examples, spread_out, unlearned
+from cavesson.check.robustness import attack
+from cavesson.check.scoring import TASKS, of_episodes, of_responses, tasks_of
 from cavesson.check.settings import check_settings
 from cavesson.check.short_run import First, Suggestion, judge, short_run
 from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
-from cavesson.data.prompts import PromptSet
+from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError, user_code
@@ -35,7 +39,7 @@ from cavesson.processes import Processes
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, build_rewards, rehearse, score
 from cavesson.tools.settings import ScorerSettings
-from cavesson.train.prompts import conversation_of, prompts_of
+from cavesson.train.prompts import check_rewards, conversation_of, prompts_of, tried
 
 if TYPE_CHECKING:
     from cavesson.plan.prediction import Memory
@@ -79,6 +83,8 @@ class Report:
     """bytes of Python, the libraries, tokenizer and data"""
     first: First | None = None
     suggestion: Suggestion | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """the schemas of the tools that the policy may call, with the names of their environments"""
 
     @property
     def findings(self) -> list[Problem]:
@@ -119,6 +125,7 @@ def check_reward(flags: Sequence[str], options: Options) -> Report:
     report = Report(options.reward or "reward", "reward")
     made = build_rewards(rewards, Processes(given.device).device)
     report.results += _examined(made, data, tokenizer, rewards)
+    report.results += _attacked_alone(made, data, tokenizer, rewards)
     return report
 
 
@@ -140,7 +147,8 @@ class _Check:
         if known:
             self._try("memory", self._memory)
         if isinstance(self.settings, RolloutRun):
-            made = known and self._try("reward", self._rewards)
+            played = known and self._try("environment", self._episodes)
+            made = played and self._try("reward", self._rewards)
             failed = any(one.severity == "error" for one in self.seen.findings)
             if made and not failed:
                 self._try("short-run", self._short_run)
@@ -185,8 +193,8 @@ class _Check:
     def _data(self) -> Results:
         settings = self.settings
         if isinstance(settings, RolloutRun):
-            conversation = conversation_of(settings, self.tokenizer)
-            self.prompts: PromptSet = prompts_of(settings, self.tokenizer, conversation)
+            self.conversation = conversation_of(settings, self.tokenizer)
+            self.prompts: PromptSet = prompts_of(settings, self.tokenizer, self.conversation)
             yield from check_prompts(settings, self.prompts)
             self.largest: Any = largest_rollouts(settings, self.prompts)
             longest = self.largest.prompt + self.largest.response
@@ -235,19 +243,37 @@ class _Check:
                 settings = ModelSettings(path=str(reward.options["path"]), dtype=reward.options.get("dtype", "float32"))
                 yield bytes_of(skeleton(settings, self.tokenizer, classifier=True).parameters())
 
+    def _episodes(self) -> Results:
+        if self.conversation is None:
+            return
+        kinds = self.conversation.environments.kinds.values()
+        self.seen.tools = [
+            {"environment": kind.name or kind.label, **tool.schema["function"]}
+            for kind in kinds
+            for tool in kind.tools.values()
+        ]
+        yield from check_environments(self.conversation, self.prompts)
+
     def _rewards(self) -> Results:
-        if not self.settings.rewards:
-            raise UserError("there is no reward: add [[rewards]] to the recipe")
-        if len(self.plan.rewards) < len(self.settings.rewards):
+        planned, conversation = self.plan.rewards, self.conversation
+        if len(planned) < len(self.settings.rewards):
             yield SkippedCheck("reward", "an earlier stage has not trained the reward model yet")
             return
-        self.rewards = build_rewards(self.plan.rewards, self.device)
-        rehearse(self.rewards, self.prompts.texts, self.prompts.for_rewards)
+        self.rewards = build_rewards(planned, self.device)
+        check_rewards(self.rewards, conversation, "add [[rewards]] to the recipe")
+        with tried(conversation, self.prompts) as columns:
+            rehearse(self.rewards, self.prompts.texts, columns)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
-        data = AnyDataSettings.model_validate(self.settings.data.model_dump())
-        if self.options.pairs is not None:
-            data = AnyDataSettings(path=self.options.pairs)
-        yield from _examined(self.rewards, unlearned(data, self.plan.rewards), self.tokenizer, self.plan.rewards)
+        if conversation is None:
+            data = AnyDataSettings.model_validate(self.settings.data.model_dump())
+            if self.options.pairs is not None:
+                data = AnyDataSettings(path=self.options.pairs)
+            yield from _examined(self.rewards, unlearned(data, planned), self.tokenizer, planned)
+            yield from _attacked(self.rewards, self.prompts, planned)
+            return
+        for kind in conversation.environments.kinds.values():
+            tasks = tasks_of(self.prompts, rows_of(conversation.environments, kind, self.prompts))
+            yield from attack(tasks, kind.tools, of_episodes(self.rewards, conversation, kind), _is_model(planned))
 
     def _short_run(self) -> Results:
         options, settings = self.options, self.settings
@@ -295,8 +321,30 @@ def _examined(
     def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
         return totals([judged[row] for row in rows], responses)
 
-    learned = any("path" in reward.options for reward in of)
-    yield from examine([examples[row] for row in judged], scored, learned=learned)
+    yield from examine([examples[row] for row in judged], scored, learned=_is_model(of))
+
+
+def _is_model(rewards: Sequence[RewardSettings]) -> bool:
+    return any("path" in reward.options for reward in rewards)
+
+
+def _attacked(rewards: Sequence[Reward], prompts: PromptSet, of: Sequence[RewardSettings]) -> Results:
+    tasks = tasks_of(prompts, list(spread_out(len(prompts), TASKS)))
+    yield from attack(tasks, {}, of_responses(rewards), _is_model(of))
+
+
+def _attacked_alone(
+    rewards: Sequence[Reward],
+    data: AnyDataSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    of: Sequence[RewardSettings],
+) -> Results:
+    try:
+        prompts = load_prompts(data.model_copy(update={"max_prompt_tokens": sys.maxsize}), tokenizer)
+    except UserError as error:
+        yield SkippedCheck("reward-attacks", f"the data cannot be read as prompts: {error}")
+        return
+    yield from _attacked(rewards, prompts, of)
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:

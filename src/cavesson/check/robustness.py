@@ -1,0 +1,318 @@
+"""Whether a policy that never reads the task earns as much as a right answer, and what else a reward hides."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from cavesson.check.answers import (
+    Answer,
+    Form,
+    Task,
+    answer_columns,
+    blank_call,
+    forms_of,
+    right_answers,
+    with_answers_of,
+)
+from cavesson.check.attacks import ATTACKS, Answers, Attack, Material, echo, empty_forms, malformed, of_other_rows
+from cavesson.check.finding import Problem, Result, Results, SkippedCheck
+from cavesson.check.scoring import Numbers, Score, Scores
+from cavesson.check.swallowed import Raised
+from cavesson.doctor.words import number
+from cavesson.errors import UserCodeError
+from cavesson.rollout.tools import Tool
+
+_LEAST = 4
+_TRIALS = 6
+"""Rows with which the form of right answers is found."""
+_SHARE = 0.9
+"""Share of what a right answer earns, above the lowest score, that makes an attack a finding."""
+_SECONDS = 30.0
+_QUOTED = 60
+_MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
+"""Exceptions that no answer can cause."""
+
+
+class Earned(NamedTuple):
+    """An attack and what it earns."""
+
+    answers: Answers
+    scores: Scores
+    mean: float
+
+
+def attack(tasks: Sequence[Task], tools: Mapping[str, Tool], score: Score, is_model: bool = False) -> Results:
+    """Attack a reward with answers that do not depend on the task, and compare their scores with those of right ones.
+
+    Args:
+        tasks: rows of the data.
+        tools: those that the policy has.
+        score: the reward.
+        is_model: whether the reward is a model, which does not read right answers.
+    """
+    yield from _Attacked(tasks, tools, score).results(is_model)
+
+
+@dataclass
+class _Attacked:
+    tasks: Sequence[Task]
+    tools: Mapping[str, Tool]
+    score: Score
+    failed: tuple[str, Answer] | None = None
+    """the first exception of the reward, and the answer"""
+    seen: list[Earned] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.until = perf_counter() + _SECONDS
+        self.columns = answer_columns(self.tasks)
+        self.forms = forms_of(self.tasks, self.tools)
+
+    def results(self, is_model: bool) -> Results:
+        reason = None
+        if is_model:
+            reason = "a reward model reads no right answers, so there is none to compare attacks with"
+        elif len(self.tasks) < _LEAST:
+            reason = f"attacks on a reward need {_LEAST} rows; there are {len(self.tasks)}"
+        elif not self.columns:
+            reason = (
+                "the data have no column with right answers, such as ground_truth or answer: whether an empty answer, "
+                "a repeated prompt or a constant answer earns as much as a right one is not known"
+            )
+        if reason is not None:
+            yield from self._twice(self.tasks[:_LEAST], [Answer(task.asked) for task in self.tasks[:_LEAST]])
+            yield SkippedCheck("reward-attacks", reason)
+            return
+        first = self._earned([Answer(one) for one in right_answers(self.tasks, self.columns)[0]])
+        right, form = self._best()
+        material = Material(self.tasks, right, form, self.forms, [*map(blank_call, self.tools.values())])
+        answers = [form.write(one) or Answer(one) for one in right]
+        yield from self._twice(self.tasks, answers)
+        bar = self._earned(answers)
+        if bar is None:
+            reason = f"the reward judges no answer from the columns {', '.join(self.columns)}"
+            yield SkippedCheck("reward-attacks", reason)
+            return
+        yield from self._compared(material, bar)
+        yield from self._raises()
+        yield from self._later(first or bar)
+
+    def _best(self) -> tuple[list[str], Form]:
+        """Return the right answers and the form that earn the most on the first rows."""
+        tasks = self.tasks[:_TRIALS]
+        best, found = -np.inf, (right_answers(self.tasks, self.columns)[0], self.forms[0])
+        for right in right_answers(self.tasks, self.columns):
+            for form in self.forms:
+                answers = [form.write(one) for one in right[:_TRIALS]]
+                said = [one for one in answers if one is not None]
+                earned = self._earned(said, tasks) if len(said) == len(tasks) else None
+                if earned is not None and earned.mean > best + 1e-9:
+                    best, found = earned.mean, (right, form)
+                if self._is_late:
+                    return found
+        return found
+
+    def _compared(self, material: Material, bar: Earned) -> Results:
+        """Compare the attacks with right answers, if it is known that these are right ones."""
+        tried = {one: [*self._tried(one.answers(material))] for one in ATTACKS}
+        floor = min([bar.mean, *(earned.mean for each in tried.values() for earned in each)])
+        others = [earned.mean for earned in self._tried(of_other_rows(material))]
+        reads = self._reads_answers(bar) or bar.mean > max(others, default=floor) + _gap(bar.mean, floor)
+        if not reads and not any(one > bar.mean + _gap(one, floor) for one in others):
+            yield from self._without_right_answers(material, bar, tried, floor)
+            return
+        found = [one for one, each in tried.items() if _best(each) is not None]
+        for one in found:
+            best = _best(tried[one])
+            assert best is not None
+            if bar.mean > floor or one.answers is of_other_rows:
+                yield _judged(one, best, bar, floor, len(self.tasks))
+        yield from self._swallowed(material, tried, bar, floor, others)
+        if self._is_late:
+            yield SkippedCheck("reward-attacks", f"the reward is slow: attacks were stopped after {_SECONDS:g} s")
+
+    def _without_right_answers(
+        self, material: Material, bar: Earned, tried: Mapping[Attack, Sequence[Earned]], floor: float
+    ) -> Results:
+        """Check what needs no right answers, because no answer that was tried earns more for being right."""
+        every = [*self.seen]
+        if np.ptp([one.mean for one in every]) == 0 and bar.mean > 0:
+            yield Problem(
+                "attack-any",
+                "warning",
+                "Any answer earns as much as a right one",
+                f"{len(every)} different answers, an empty one among them, all have the score {number(bar.mean)}.",
+                "look at what the reward reads: cavesson score FILE --rewards …",
+                bar.mean,
+                "mean score of right answers, and of all others; right ones should have more",
+            )
+        for one in (one for one in tried if one.answers in (echo, empty_forms)):
+            best = _best(tried[one])
+            if best is not None and best.mean >= bar.mean and self._pays_for_it(one, best, floor):
+                yield _judged(one, best, bar, floor, len(self.tasks))
+        yield from self._swallowed(material, tried, bar, floor, [bar.mean])
+        yield SkippedCheck(
+            "reward-attacks",
+            f"no answer from the columns {', '.join(self.columns)} earned more than that of another row: the reward "
+            "does not read them, or it expects a format that was not tried",
+        )
+
+    def _pays_for_it(self, one: Attack, best: Earned, floor: float) -> bool:
+        """Return whether a text earns more than a similar one that is not what the attack is about."""
+        if one.answers is echo:
+            similar = [*best.answers[1:], best.answers[0]]
+        else:
+            similar = [answer._replace(text=answer.text[::-1]) for answer in best.answers]
+        control = self._earned(similar)
+        return control is not None and best.mean > control.mean + _gap(best.mean, floor)
+
+    def _swallowed(
+        self,
+        material: Material,
+        tried: Mapping[Attack, Sequence[Earned]],
+        bar: Earned,
+        floor: float,
+        wrong: Sequence[float],
+    ) -> Results:
+        """Check for exceptions that the reward turns into a score that a wrong answer does not get."""
+        broken = next((one for each in self.seen for one in each.scores.raised if _is_mistake(one)), None)
+        fails = [earned for one, each in tried.items() if one.answers is malformed for earned in each]
+        paid = [
+            one for one in fails if one.scores.raised and one.mean > min(wrong, default=floor) + _gap(bar.mean, floor)
+        ]
+        best = max(paid, key=lambda one: one.mean, default=None)
+        if broken is not None:
+            yield _exception(broken, "every answer gets a score all the same", bar.mean)
+        elif best is not None:
+            said = f"{_quoted(best.answers[0])} has the score {number(best.mean)}, a wrong answer {number(min(wrong))}"
+            yield _exception(best.scores.raised[0], said, best.mean)
+        elif bar.scores.raised and bar.mean <= max(wrong, default=floor):
+            said = f"the right answer {_quoted(bar.answers[0])} has the score {number(bar.mean)}, as wrong ones"
+            yield _exception(bar.scores.raised[0], said, bar.mean)
+
+    def _reads_answers(self, bar: Earned) -> bool:
+        """Return whether the scores of right answers change if the data say that others are right."""
+        for other in (self.tasks[0], self.tasks[-1], self.tasks[len(self.tasks) // 2]):
+            changed = [with_answers_of(task, other, self.columns) for task in self.tasks]
+            try:
+                values = self.score(changed, bar.answers).values
+            except UserCodeError:
+                return True
+            if not np.allclose(values, bar.scores.values, equal_nan=True):
+                return True
+        return False
+
+    def _twice(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Results:
+        try:
+            first, second = (self.score(tasks, answers).values for _ in range(2))
+        except UserCodeError as error:
+            self.failed = self.failed or (str(error), answers[0])
+            return
+        yield _same(answers, first, second, "twice in a row")
+
+    def _later(self, first: Earned) -> Results:
+        """Check that answers have the scores that they had before all others."""
+        again = self._earned(first.answers)
+        if again is not None:
+            result = _same(first.answers, first.scores.values, again.scores.values, "before and after other answers")
+            if isinstance(result, Problem):
+                yield result
+
+    def _raises(self) -> Results:
+        if self.failed is not None:
+            error, said = self.failed
+            yield Problem(
+                "reward-raises",
+                "warning",
+                "The reward raises an exception for some answers",
+                f"For {_quoted(said)}: {error}. A run stops there.",
+                "return the lowest score for answers that cannot be read",
+            )
+
+    def _tried(self, attacks: Iterator[Answers]) -> Iterator[Earned]:
+        for answers in attacks:
+            if self._is_late:
+                return
+            earned = self._earned(answers)
+            if earned is not None:
+                yield earned
+
+    def _earned(self, answers: Sequence[Answer], tasks: Sequence[Task] | None = None) -> Earned | None:
+        """Return what answers earn on average, or None if the reward raises an exception or judges fewer than half."""
+        try:
+            scores = self.score(self.tasks if tasks is None else tasks, answers)
+        except UserCodeError as error:
+            self.failed = self.failed or (str(error), answers[0])
+            return None
+        if np.isnan(scores.values).mean() > 0.5:
+            return None
+        earned = Earned([*answers], scores, float(np.nanmean(scores.values)))
+        self.seen.append(earned)
+        return earned
+
+    @property
+    def _is_late(self) -> bool:
+        return perf_counter() > self.until
+
+
+def _judged(one: Attack, best: Earned, bar: Earned, floor: float, tasks: int) -> Result:
+    least = floor + _SHARE * (bar.mean - floor)
+    row = int(np.nanargmax(best.scores.values))
+    return Problem(
+        one.check,
+        "warning",
+        one.title,
+        f"{_quoted(best.answers[row])} has the score {number(float(best.scores.values[row]))}; the right answer "
+        f"{_quoted(bar.answers[row])} has {number(float(bar.scores.values[row]))}. A policy can earn it without "
+        "reading the task.",
+        one.fix,
+        best.mean,
+        f"mean score over {tasks} rows; right answers have {number(bar.mean)}, the worst {number(floor)}",
+    ).unless(best.mean < least or best.mean <= floor)
+
+
+def _same(answers: Sequence[Answer], first: Numbers, second: Numbers, when: str) -> Result:
+    differs = ~np.isclose(first, second, rtol=1e-3, atol=1e-4, equal_nan=True)
+    row = int(differs.argmax())
+    return Problem(
+        "reward-repeats",
+        "warning",
+        "The same answer has two scores",
+        f"{_quoted(answers[row])} was scored {when}, and has {number(float(first[row]))} and then "
+        f"{number(float(second[row]))}: the reward draws random numbers, or keeps something between its calls.",
+        "make the score depend on the prompt and the answer alone; reset all of an environment in `reset`",
+        float(differs.mean()),
+        "share of answers whose score changes when they are scored again; 0",
+    ).unless(not differs.any())
+
+
+def _exception(raised: Raised, said: str, seen: float) -> Problem:
+    return Problem(
+        "attack-exception",
+        "warning",
+        "The reward turns its own exception into a score",
+        f"{raised.error} ({raised.place}) is caught, and {said}.",
+        "let it be raised if it is a mistake, or give the score of a wrong answer if the answer cannot be read",
+        seen,
+        "mean score where the reward caught an exception",
+    )
+
+
+def _is_mistake(raised: Raised) -> bool:
+    return raised.error.startswith(_MISTAKES)
+
+
+def _best(earned: Sequence[Earned]) -> Earned | None:
+    return max(earned, key=lambda one: one.mean, default=None)
+
+
+def _gap(high: float, low: float) -> float:
+    """Return a difference that is more than rounding, and more than luck on some rows."""
+    return max(1e-6, (1 - _SHARE) * abs(high - low))
+
+
+def _quoted(answer: Answer) -> str:
+    said = " ".join(str(answer).split())
+    return f"“{said}”" if len(said) <= _QUOTED else f"“{said[:_QUOTED]}…”"

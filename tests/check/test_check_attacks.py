@@ -1,0 +1,394 @@
+"""A check attacks rewards: each flaw is found by the attack that is made for it, and sound rewards raise no alarm."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_helpers import found
+
+from cavesson.check.answers import Answer, Task, answer_columns, forms_of, options_of, right_answers
+from cavesson.check.attacks import ATTACKS
+from cavesson.check.finding import Fine, Problem, SkippedCheck
+from cavesson.check.robustness import attack
+from cavesson.check.scoring import of_responses
+from cavesson.check.swallowed import exceptions_of_user
+from cavesson.rewards.code import CodeReward
+from cavesson.rewards.exact_match import exact_match
+from cavesson.rewards.sentiment import sentiment
+from cavesson.rewards.table import Reward
+
+SUMS = [(a, b) for a in (3, 8, 15, 21) for b in (2, 11, 30)]
+NUMBERS = [Task(f"What is {a} + {b}?", {"ground_truth": str(a + b)}) for a, b in SUMS]
+CAPITALS = ["Paris", "Rome", "Oslo", "Cairo", "Lima", "Quito"]
+NAMED = [Task(f"Of which country is {one} the capital? Number {n}.", {"answer": one}) for n, one in enumerate(CAPITALS)]
+CHOICES = [
+    Task(
+        f"Which of these is {7 * n}?\n"
+        + "\n".join(f"{letter}) {7 * n + i - n % 4}" for i, letter in enumerate("ABCD")),
+        {"answer": "ABCD"[n % 4]},
+    )
+    for n in range(8)
+]
+YES = [Task(f"Is {n} even?", {"answer": "yes" if n % 2 == 0 else "no"}) for n in range(8)]
+
+
+def attacked(reward: Callable[..., Any], tasks: Sequence[Task] = NUMBERS) -> list[Any]:
+    return list(attack(tasks, {}, of_responses([Reward("mine", reward)])))
+
+
+def finding(results: Sequence[Any], check: str) -> Problem:
+    return next(one for one in results if isinstance(one, Problem) and one.check == check)
+
+
+def last_number(text: str) -> str | None:
+    numbers = re.findall(r"-?\d+", text)
+    return numbers[-1] if numbers else None
+
+
+def right(responses: Sequence[str], truths: Sequence[str]) -> list[bool]:
+    return [last_number(one) == truth for one, truth in zip(responses, truths, strict=True)]
+
+
+# Sound rewards, each of another kind.
+
+
+def boxed(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> dict[str, list[float]]:
+    inside = [re.findall(r"\\boxed\{([^{}]*)\}", one) for one in responses]
+    return {
+        "format": [0.2 * bool(one) for one in inside],
+        "right": [float(one[-1:] == [truth]) for one, truth in zip(inside, ground_truth, strict=True)],
+    }
+
+
+def tagged(completions: Sequence[str], ground_truth: Sequence[str], **_: Any) -> list[tuple[float, str]]:
+    """TRL's signature, with reasons; what cannot be read is wrong."""
+    scores = []
+    for one, truth in zip(completions, ground_truth, strict=True):
+        inside = re.search(r"<answer>(.*?)</answer>", one, re.DOTALL)
+        try:
+            scores.append((float(inside is not None and float(inside[1]) == float(truth)), "read"))
+        except ValueError:
+            scores.append((0.0, "not a number"))
+    return scores
+
+
+async def letter(prompt: str, response: str, answer: str) -> float:
+    """One response per call; anything but one letter is wrong."""
+    await asyncio.sleep(0)
+    return 1.0 if response.strip(" ().*") == answer else -1.0
+
+
+def fields(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            return float(json.loads(response)["answer"] == truth)
+        except (ValueError, TypeError, KeyError):
+            return 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, answer, strict=True)]
+
+
+def polite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [sum(word in ("please", "thanks") for word in one.lower().split()) - len(one) / 1000 for one in responses]
+
+
+def sometimes(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float | None]:
+    """Judges long questions only."""
+    scores = map(float, right(responses, ground_truth))
+    return [one if len(prompt) > 14 else None for one, prompt in zip(scores, prompts, strict=True)]
+
+
+def unknown_format(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(one == f"~{truth}~") for one, truth in zip(responses, ground_truth, strict=True)]
+
+
+FUNCTIONS = [Task(f"Write add_{n}(x), which adds {n}.", {"tests": f"assert add_{n}(1) == {n + 1}"}) for n in range(4)]
+WITH_SOLUTION = [
+    Task(one.prompt, {**one.columns, "solution": f"def add_{n}(x):\n    return x + {n}"})
+    for n, one in enumerate(FUNCTIONS)
+]
+GSM = [Task(f"What is {a} + {b}?", {"answer": f"It is {a} + {b} = {a + b}.\n#### {a + b}"}) for a, b in SUMS]
+
+
+def gsm(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    return exact_match(prompts, responses, [one.rpartition("#### ")[2] for one in answer])
+
+
+@pytest.mark.parametrize(
+    ("reward", "tasks"),
+    [
+        (exact_match, NUMBERS),
+        (boxed, NUMBERS),
+        (tagged, NUMBERS),
+        (letter, CHOICES),
+        (fields, NAMED),
+        (polite, NUMBERS),
+        (polite, [Task(one.prompt, {}) for one in NUMBERS]),
+        (sentiment, NAMED),
+        (sometimes, NUMBERS),
+        (unknown_format, NUMBERS),
+        (gsm, GSM),
+        (CodeReward(), FUNCTIONS),
+    ],
+)
+def test_a_sound_reward_raises_no_alarm(reward: Callable[..., Any], tasks: Sequence[Task]) -> None:
+    results = attacked(reward, tasks)
+    assert found(results) == {}
+    assert any(one.check == "reward-repeats" for one in results if isinstance(one, Fine))
+
+
+@pytest.mark.parametrize(
+    ("reward", "tasks"), [(exact_match, NUMBERS), (boxed, NUMBERS), (tagged, NUMBERS), (letter, CHOICES), (gsm, GSM)]
+)
+def test_the_form_of_right_answers_is_found(reward: Callable[..., Any], tasks: Sequence[Task]) -> None:
+    """All attacks are compared with the highest score that there is, and stay far below it."""
+    results = attacked(reward, tasks)
+    highest = 1.2 if reward is boxed else 1.0
+    seen = {one.check: one for one in results if isinstance(one, Fine)}
+    assert seen["attack-empty"].healthy.startswith(f"mean score over {len(tasks)} rows; right answers have {highest:g}")
+    assert {*seen} >= {one.check for one in ATTACKS if one.check != "attack-calls"}
+
+
+# Rewards with one flaw each.
+
+
+def pays_empty(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(truth.startswith(one)) for one, truth in zip(responses, ground_truth, strict=True)]
+
+
+def pays_echo(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    triples = zip(prompts, responses, answer, strict=True)
+    return [float(one in (prompt, truth)) for prompt, one, truth in triples]
+
+
+def pays_relevance(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    pairs = zip(prompts, responses, strict=True)
+    return [len({*p.split()} & {*one.split()}) / len({*p.split()}) for p, one in pairs]
+
+
+def pays_format(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        inside = re.search(r"<answer>(.*?)</answer>", response)
+        return float(inside is not None and inside[1] in truth)
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def pays_format_only(completions: Sequence[str], **_: Any) -> list[float]:
+    return [
+        float(bool(re.fullmatch(r"<think>.*?</think>\s*<answer>.*?</answer>", one, re.DOTALL))) for one in completions
+    ]
+
+
+def pays_empty_json(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            said = json.loads(response)
+        except ValueError:
+            return 0.0
+        return float(isinstance(said, dict) and all(value in (truth, "", None) for value in said.values()))
+
+    return [one(response, truth) for response, truth in zip(responses, answer, strict=True)]
+
+
+def contains(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    return [float(truth in one) for one, truth in zip(responses, answer, strict=True)]
+
+
+def pays_boxes(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(f"\\boxed{{{truth}}}" in one) for one, truth in zip(responses, ground_truth, strict=True)]
+
+
+def pays_yes(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    return [float(one == "yes" or one == truth) for one, truth in zip(responses, answer, strict=True)]
+
+
+def pays_other_rows(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(last_number(one) in ground_truth) for one in responses]
+
+
+def pays_previous_row(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(one) for one in right(responses, [ground_truth[-1], *ground_truth[:-1]])]
+
+
+def pays_first_row(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(one) for one in right(responses, [ground_truth[0]] * len(responses))]
+
+
+def pays_nan(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            return float(not abs(float(response) - float(truth)) > 1e-6)
+        except ValueError:
+            return 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def swallows_half(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            return float(int(response) == int(truth))
+        except Exception:
+            return 0.5
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+async def swallows_all(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: Any) -> float:
+        try:
+            return float(float(response) == truth["value"])
+        except Exception:
+            return 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def swallows_mistake(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    try:
+        return [float(verify(one)) for one in responses]  # type: ignore[name-defined] # noqa: F821
+    except Exception:
+        return [0.0] * len(responses)
+
+
+def draws(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [one + random.random() / 10 for one in right(responses, ground_truth)]
+
+
+class Remembers:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+        self.calls += 1
+        return [one * (0.9 if self.calls > 20 else 1.0) for one in right(responses, ground_truth)]
+
+
+def fails(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [float(int(one) == int(truth)) for one, truth in zip(responses, ground_truth, strict=True)]
+
+
+def pays_any(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    return [1.0] * len(responses)
+
+
+@pytest.mark.parametrize(
+    ("check", "reward", "tasks", "text"),
+    [
+        ("attack-empty", pays_empty, NUMBERS, "“”"),
+        ("attack-echo", pays_echo, NAMED, "“Of which country is"),
+        ("attack-echo", pays_relevance, NAMED, "“Of which country is"),
+        ("attack-echo", contains, CHOICES, "“Which of these is"),
+        ("attack-format", pays_format, NUMBERS, "“<answer></answer>”"),
+        ("attack-format", pays_format_only, NUMBERS, "<answer></answer>”"),
+        ("attack-format", pays_empty_json, NAMED, '“{"'),
+        ("attack-everything", contains, CHOICES, "A B C D"),
+        ("attack-everything", contains, NAMED, "Paris Rome Oslo"),
+        ("attack-everything", pays_boxes, NUMBERS, r"\boxed{5} \boxed{14}"),
+        ("attack-constant", pays_yes, YES, "“yes”"),
+        ("attack-constant", pays_first_row, NUMBERS, "“5”"),
+        ("attack-other-row", pays_other_rows, NUMBERS, "“"),
+        ("attack-other-row", pays_previous_row, NUMBERS, "“"),
+        ("attack-malformed", pays_nan, NUMBERS, "“nan”"),
+        ("attack-exception", swallows_half, NUMBERS, "ValueError: invalid literal"),
+        ("attack-exception", swallows_all, NUMBERS, "TypeError: string indices"),
+        ("attack-exception", swallows_mistake, NUMBERS, "NameError: name 'verify'"),
+        ("reward-repeats", draws, NUMBERS, "twice in a row"),
+        ("reward-repeats", Remembers(), NUMBERS, "before and after"),
+        ("reward-raises", fails, NUMBERS, "the reward mine raised ValueError"),
+        ("attack-any", pays_any, NUMBERS, "1"),
+    ],
+)
+def test_each_flaw_is_found_by_the_attack_that_is_made_for_it(
+    check: str, reward: Callable[..., Any], tasks: Sequence[Task], text: str
+) -> None:
+    one = finding(attacked(reward, tasks), check)
+    assert one.severity == "warning"
+    assert text in one.cause and "\n" not in one.cause
+
+
+def test_a_finding_names_the_text_its_score_and_the_score_of_the_right_answer() -> None:
+    one = finding(attacked(pays_yes, YES), "attack-constant")
+    # Of rows that earn equally much, the first; "yes" is right in every other one, and paid in all.
+    assert one.cause.startswith("“yes” has the score 1; the right answer “yes” has 1.")
+    assert one.seen == 1.0
+    assert one.healthy == "mean score over 8 rows; right answers have 1, the worst 0"
+
+
+def test_an_exception_is_named_with_its_place() -> None:
+    lines = Path(__file__).read_text().splitlines()
+    place = next(number for number, line in enumerate(lines, start=1) if "int(response) == int(truth)" in line)
+    assert f"({__file__}, line {place})" in finding(attacked(swallows_half), "attack-exception").cause
+
+
+@pytest.mark.parametrize(
+    ("reward", "tasks", "words"),
+    [
+        (polite, [Task(one.prompt, {}) for one in NUMBERS], "no column with right answers"),
+        (polite, NUMBERS, "from the columns ground_truth earned more"),
+        (exact_match, NUMBERS[:3], "need 4 rows; there are 3"),
+        (lambda prompts, responses, ground_truth: [None] * len(prompts), NUMBERS, "judges no answer"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(reward: Callable[..., Any], tasks: Sequence[Task], words: str) -> None:
+    (skipped,) = (one for one in attacked(reward, tasks) if isinstance(one, SkippedCheck))
+    assert skipped.check == "reward-attacks" and words in skipped.reason
+
+
+def test_a_code_reward_is_compared_with_the_solution_of_the_data() -> None:
+    tasks = WITH_SOLUTION
+    score = of_responses([Reward("code", CodeReward())])
+    (fence,) = (one for one in forms_of(tasks, {}) if "```" in str(one.write("")) and "think" not in str(one.write("")))
+    answers = [fence.write(one) or Answer("") for one in right_answers(tasks, answer_columns(tasks))[0]]
+    assert score(tasks, answers).values.tolist() == [1.0] * len(tasks)
+
+
+@pytest.mark.parametrize(
+    ("columns", "answers"),
+    [
+        ({"ground_truth": "7"}, {"7"}),
+        ({"answer": "So it is 7.\n#### 7"}, {"7", "So it is 7.\n#### 7"}),
+        ({"solution": r"Hence $\boxed{\frac{1}{2}}$."}, {r"\frac{1}{2}", r"Hence $\boxed{\frac{1}{2}}$."}),
+        ({"reward_model": {"ground_truth": "7", "style": "rule"}}, {"7"}),
+        ({"answers": ["New York", "NYC"]}, {"New York"}),
+        ({"answers": {"text": ["in 1900"], "answer_start": [3]}}, {"in 1900"}),
+        ({"answer": 2, "choices": ["red", "green", "blue"]}, {"2", "C", "blue"}),
+        ({"answerKey": "B", "choices": {"text": ["red", "green"], "label": ["A", "B"]}}, {"B", "green"}),
+        ({"capital": "Paris", "question": "Which?"}, {"Paris"}),
+    ],
+)
+def test_right_answers_are_found_in_the_columns_that_data_have(columns: Mapping[str, Any], answers: set[str]) -> None:
+    task = Task("Which?", dict(columns))
+    assert {one for (one,) in right_answers([task], answer_columns([task]))} == answers
+
+
+def test_the_form_that_the_prompt_asks_for_is_tried() -> None:
+    asked = 'Write <work>…</work> <result>…</result>, or {"value": 1}, or RESULT: [number]'
+    task = Task("", {"messages": [{"role": "system", "content": asked}, {"role": "user", "content": "1?"}]})
+    said = {one.text for form in forms_of([task], {}) if (one := form.write("7"))}
+    assert said >= {
+        "<result>7</result>",
+        "<work>\nSo it is.\n</work>\n<result>\n7\n</result>",
+        '{"value": 7}',
+        "RESULT: 7",
+    }
+
+
+def test_options_are_read_from_the_prompt() -> None:
+    assert options_of(Task("Which?\nA) red\n(B) green\nC. blue", {})) == {"A": "red", "B": "green", "C": "blue"}
+    assert options_of(Task("A. Smith asks: which?", {})) == {}
+
+
+def test_only_what_passes_through_the_users_code_is_seen() -> None:
+    with exceptions_of_user() as raised:
+        for _ in iter([1]):
+            pass
+        json.loads("1")
+        swallows_half([""], ["x"], ["1"])
+    assert [one.error for one in raised] == ["ValueError: invalid literal for int() with base 10: 'x'"]
