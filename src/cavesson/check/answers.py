@@ -30,7 +30,7 @@ COLUMNS = (
     "output",
 )
 """Where data have right answers. Without any of them, every short column of the data may be one."""
-_NOT_ANSWERS = ("prompt", "text", "messages", "environment", "tests", "test", "test_list", "entry_point", "id", "source")
+_NOT_ANSWERS = {"prompt", "text", "messages", "environment", "tests", "test_list", "entry_point", "id", "source"}
 _LONGEST, _MOST = 2000, 4
 """Characters of a value, and number of columns, that are tried where no column has a known name."""
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>")
@@ -140,27 +140,41 @@ def options_of(task: Task) -> dict[str, str]:
     return found if len(found) > 1 else {}
 
 
-def forms_of(tasks: Sequence[Task], tools: Mapping[str, Tool]) -> list[Form]:
-    """Return the forms that the instructions of the tasks ask for, the usual ones, and calls of tools."""
-    asked = tasks[0].instructions if tasks else ""
-    phrases = [phrase for phrase in _MARK.findall(asked) if all(phrase in one.instructions for one in tasks)]
-    marks = dict.fromkeys([*phrases, *(phrase.split()[-1] for phrase in phrases)])
-    tags = [tag for tag in dict.fromkeys(_TAG.findall(asked)) if all(f"<{tag}>" in one.instructions for one in tasks)]
-    keys = [key for key in dict.fromkeys(_KEY.findall(asked)) if all(f'"{key}"' in one.instructions for one in tasks)]
-    own = [f"{mark} %s" for mark in marks] + [f"<{tag}>%s</{tag}>" for tag in tags]
-    if len(tags) > 1:
-        own.append(
-            "\n".join([*(f"<{tag}>\nSo it is.\n</{tag}>" for tag in tags[:-1]), f"<{tags[-1]}>\n%s\n</{tags[-1]}>"])
-        )
-    patterns = [*_PATTERNS, *own]
-    patterns += [f"{_THOUGHT}{pattern}" for pattern in patterns]
-    objects = [names for names in (["answer"], ["final_answer"], keys) if names]
-    forms = [*map(_written, dict.fromkeys(patterns)), *map(_object, objects)]
-    if not tools:
-        return forms
+def forms_of(tasks: Sequence[Task], tools: Mapping[str, Tool], reads_text: bool = True) -> list[Form]:
+    """Return the forms that the instructions of the tasks ask for, the usual ones, and calls of tools.
+
+    Args:
+        tasks: rows of the data.
+        tools: those that the policy has.
+        reads_text: whether the reward reads texts; an environment's own reward knows only calls.
+    """
+    called = [_called(tool, name) for tool in tools.values() for name in _parameters(tool)]
+    if not reads_text:
+        return [_written("%s"), *called]
+    patterns = [*_PATTERNS, *_asked_for(tasks)]
+    written = [*map(_written, dict.fromkeys(patterns)), _object(["answer"]), _object(["final_answer"])]
+    keys = _common(_KEY, tasks)
+    written += [_object(keys)] if keys else []
     first = tuple(blank_call(tool) for tool in tools.values())
-    after = [_after(first, form) for form in forms]
-    return [*forms, *(_called(tool, name) for tool in tools.values() for name in _parameters(tool)), *after]
+    after = [_after(first, form) for form in written] if tools else []
+    return [*written, *(_written(f"{_THOUGHT}{pattern}") for pattern in patterns), *called, *after]
+
+
+def _asked_for(tasks: Sequence[Task]) -> list[str]:
+    """Return patterns of answers that all instructions name: after a mark, such as `Answer:`, or in tags."""
+    phrases, tags = _common(_MARK, tasks), _common(_TAG, tasks)
+    marks = dict.fromkeys([*phrases, *(phrase.split()[-1] for phrase in phrases)])
+    patterns = [f"{mark} %s" for mark in marks] + [f"<{tag}>%s</{tag}>" for tag in tags]
+    if len(tags) > 1:
+        *before, last = tags
+        patterns.append("".join(f"<{tag}>\nSo it is.\n</{tag}>\n" for tag in before) + f"<{last}>\n%s\n</{last}>")
+    return patterns
+
+
+def _common(pattern: re.Pattern[str], tasks: Sequence[Task]) -> list[str]:
+    """Return what a pattern finds in the instructions of all tasks."""
+    found = [dict.fromkeys(pattern.findall(task.instructions)) for task in tasks]
+    return [one for one in found[0] if all(one in others for others in found)] if found else []
 
 
 def blank_call(tool: Tool) -> Call:
@@ -212,8 +226,10 @@ def _option(value: Any, options: Mapping[str, str]) -> str:
 
 
 def _written(pattern: str) -> Form:
-    empty = tuple(Answer(pattern.replace("%s", content)) for content in ("", " "))
-    return Form(lambda content: Answer(pattern.replace("%s", content)), empty)
+    def write(content: str) -> Answer:
+        return Answer(pattern.replace("%s", content))
+
+    return Form(write, (write(""),))
 
 
 def _object(names: Sequence[str]) -> Form:

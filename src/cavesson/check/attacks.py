@@ -53,9 +53,8 @@ def echo(of: Material) -> Iterator[Answers]:
 
 def empty_forms(of: Material) -> Iterator[Answers]:
     """Yield each form without content."""
-    for one in dict.fromkeys(empty for form in of.forms for empty in form.empty):
-        if one.text.strip() or one.calls:
-            yield [one] * len(of.tasks)
+    for one in {repr(one): one for form in of.forms for one in form.empty if one.text.strip() or one.calls}.values():
+        yield [one] * len(of.tasks)
 
 
 def everything(of: Material) -> Iterator[Answers]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from time import perf_counter
 from typing import NamedTuple
 
@@ -17,7 +18,17 @@ from cavesson.check.answers import (
     right_answers,
     with_answers_of,
 )
-from cavesson.check.attacks import ATTACKS, Answers, Attack, Material, echo, empty_forms, malformed, of_other_rows
+from cavesson.check.attacks import (
+    ATTACKS,
+    Answers,
+    Attack,
+    Material,
+    calls_alone,
+    echo,
+    empty_forms,
+    malformed,
+    of_other_rows,
+)
 from cavesson.check.finding import Problem, Result, Results, SkippedCheck
 from cavesson.check.scoring import Numbers, Score, Scores
 from cavesson.check.swallowed import Raised
@@ -44,7 +55,13 @@ class Earned(NamedTuple):
     mean: float
 
 
-def attack(tasks: Sequence[Task], tools: Mapping[str, Tool], score: Score, is_model: bool = False) -> Results:
+def attack(
+    tasks: Sequence[Task],
+    tools: Mapping[str, Tool],
+    score: Score,
+    is_model: bool = False,
+    reads_text: bool = True,
+) -> Results:
     """Attack a reward with answers that do not depend on the task, and compare their scores with those of right ones.
 
     Args:
@@ -52,8 +69,9 @@ def attack(tasks: Sequence[Task], tools: Mapping[str, Tool], score: Score, is_mo
         tools: those that the policy has.
         score: the reward.
         is_model: whether the reward is a model, which does not read right answers.
+        reads_text: whether the reward reads texts; an environment's own reward knows only calls.
     """
-    yield from _Attacked(tasks, tools, score).results(is_model)
+    yield from _Attacked(tasks, tools, score, forms_of(tasks, tools, reads_text)).results(is_model)
 
 
 @dataclass
@@ -61,6 +79,7 @@ class _Attacked:
     tasks: Sequence[Task]
     tools: Mapping[str, Tool]
     score: Score
+    forms: Sequence[Form]
     failed: tuple[str, Answer] | None = None
     """the first exception of the reward, and the answer"""
     seen: list[Earned] = field(default_factory=list)
@@ -68,7 +87,6 @@ class _Attacked:
     def __post_init__(self) -> None:
         self.until = perf_counter() + _SECONDS
         self.columns = answer_columns(self.tasks)
-        self.forms = forms_of(self.tasks, self.tools)
 
     def results(self, is_model: bool) -> Results:
         reason = None
@@ -100,19 +118,23 @@ class _Attacked:
         yield from self._later(first or bar)
 
     def _best(self) -> tuple[list[str], Form]:
-        """Return the right answers and the form that earn the most on the first rows."""
+        """Return the right answers and the form that earn the most on the first rows.
+
+        Of several, the first in which the answers of other rows earn less.
+        """
         tasks = self.tasks[:_TRIALS]
-        best, found = -np.inf, (right_answers(self.tasks, self.columns)[0], self.forms[0])
-        for right in right_answers(self.tasks, self.columns):
-            for form in self.forms:
-                answers = [form.write(one) for one in right[:_TRIALS]]
-                said = [one for one in answers if one is not None]
-                earned = self._earned(said, tasks) if len(said) == len(tasks) else None
-                if earned is not None and earned.mean > best + 1e-9:
-                    best, found = earned.mean, (right, form)
-                if self._is_late:
-                    return found
-        return found
+        found: list[tuple[float, list[str], Form, list[Answer]]] = []
+        for right, form in product(right_answers(self.tasks, self.columns), self.forms):
+            said = [one for one in map(form.write, right[:_TRIALS]) if one is not None]
+            earned = self._earned(said, tasks) if len(said) == len(tasks) and not self._is_late else None
+            found += [] if earned is None else [(earned.mean, right, form, said)]
+        most = max((mean for mean, *_ in found), default=0.0)
+        best = [one for one in found if one[0] > most - 1e-9]
+        for _, right, form, said in best:
+            earned = self._earned([*said[1:], said[0]], tasks)
+            if self._is_late or (earned is not None and earned.mean < most - 1e-9):
+                return right, form
+        return best[0][1:3] if best else (right_answers(self.tasks, self.columns)[0], self.forms[0])
 
     def _compared(self, material: Material, bar: Earned) -> Results:
         """Compare the attacks with right answers, if it is known that these are right ones."""
@@ -148,7 +170,7 @@ class _Attacked:
                 bar.mean,
                 "mean score of right answers, and of all others; right ones should have more",
             )
-        for one in (one for one in tried if one.answers in (echo, empty_forms)):
+        for one in (one for one in tried if one.answers in (echo, empty_forms, calls_alone)):
             best = _best(tried[one])
             if best is not None and best.mean >= bar.mean and self._pays_for_it(one, best, floor):
                 yield _judged(one, best, bar, floor, len(self.tasks))
@@ -161,8 +183,11 @@ class _Attacked:
 
     def _pays_for_it(self, one: Attack, best: Earned, floor: float) -> bool:
         """Return whether a text earns more than a similar one that is not what the attack is about."""
+        similar: Sequence[Answer]
         if one.answers is echo:
             similar = [*best.answers[1:], best.answers[0]]
+        elif one.answers is calls_alone:
+            similar = [answer._replace(calls=()) for answer in best.answers]
         else:
             similar = [answer._replace(text=answer.text[::-1]) for answer in best.answers]
         control = self._earned(similar)

@@ -273,7 +273,8 @@ class _Check:
             return
         for kind in conversation.environments.kinds.values():
             tasks = tasks_of(self.prompts, rows_of(conversation.environments, kind, self.prompts))
-            yield from attack(tasks, kind.tools, of_episodes(self.rewards, conversation, kind), _is_model(planned))
+            score_of = of_episodes(self.rewards, conversation, kind)
+            yield from attack(tasks, kind.tools, score_of, _is_model(planned), reads_text=bool(self.rewards))
 
     def _short_run(self) -> Results:
         options, settings = self.options, self.settings
