@@ -18,7 +18,6 @@ from cavesson.handlers import arrivals
 from cavesson.text.masking import masked
 from cavesson.text.visible import visible
 
-
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (_PATHS["purelib"], _PATHS["platlib"])
 _OURS = (str(Path(__file__).parent), _PATHS["stdlib"], "<frozen ")

@@ -97,6 +97,12 @@ def polite(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     return [sum(word in ("please", "thanks") for word in one.lower().split()) - len(one) / 1000 for one in responses]
 
 
+def brief(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    """The longest answers of all have very low scores, which make no other one high."""
+    scores = right(responses, ground_truth)
+    return [one - len(text) / 100 for one, text in zip(scores, responses, strict=True)]
+
+
 def sometimes(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float | None]:
     """Judges long questions only."""
     scores = map(float, right(responses, ground_truth))
@@ -127,6 +133,7 @@ def gsm(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str])
         (tagged, NUMBERS),
         (letter, CHOICES),
         (fields, NAMED),
+        (brief, NUMBERS),
         (polite, NUMBERS),
         (polite, [Task(one.prompt, {}) for one in NUMBERS]),
         (sentiment, NAMED),
@@ -318,7 +325,7 @@ def test_a_finding_names_the_text_its_score_and_the_score_of_the_right_answer() 
     # Of rows that earn equally much, the first; "yes" is right in every other one, and paid in all.
     assert one.cause.startswith("“yes” has the score 1; the right answer “yes” has 1.")
     assert one.seen == 1.0
-    assert one.healthy == "mean score over 8 rows; right answers have 1, the worst 0"
+    assert one.healthy == "mean score over 8 rows; right answers have 1, wrong ones 0"
 
 
 def test_an_exception_is_named_with_its_place() -> None:

@@ -170,7 +170,7 @@ def test_sound_environments_raise_no_alarm(environment: Any, rewards: Any, tools
     assert found(results) == {}
     seen = {one.check: one for one in results if isinstance(one, Fine)}
     assert seen["attack-calls"].seen == 0.0
-    assert seen["attack-calls"].healthy == "mean score over 12 rows; right answers have 1, the worst 0"
+    assert seen["attack-calls"].healthy == "mean score over 12 rows; right answers have 1, wrong ones 0"
 
 
 @pytest.mark.parametrize(

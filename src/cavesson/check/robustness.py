@@ -40,7 +40,7 @@ _LEAST = 4
 _TRIALS = 6
 """Rows with which the form of right answers is found."""
 _SHARE = 0.9
-"""Share of what a right answer earns, above the lowest score, that makes an attack a finding."""
+"""Share of what a right answer earns, above a wrong one, that makes an attack a finding."""
 _SECONDS = 30.0
 _QUOTED = 60
 _MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
@@ -139,7 +139,7 @@ class _Attacked:
     def _compared(self, material: Material, bar: Earned) -> Results:
         """Compare the attacks with right answers, if it is known that these are right ones."""
         tried = {one: [*self._tried(one.answers(material))] for one in ATTACKS}
-        floor = min([bar.mean, *(earned.mean for each in tried.values() for earned in each)])
+        floor = _wrong([earned.mean for each in tried.values() for earned in each], bar.mean)
         others = [earned.mean for earned in self._tried(of_other_rows(material))]
         reads = self._reads_answers(bar) or bar.mean > max(others, default=floor) + _gap(bar.mean, floor)
         if not reads and not any(one > bar.mean + _gap(one, floor) for one in others):
@@ -294,7 +294,7 @@ def _judged(one: Attack, best: Earned, bar: Earned, floor: float, tasks: int) ->
         "reading the task.",
         one.fix,
         best.mean,
-        f"mean score over {tasks} rows; right answers have {number(bar.mean)}, the worst {number(floor)}",
+        f"mean score over {tasks} rows; right answers have {number(bar.mean)}, wrong ones {number(floor)}",
     ).unless(best.mean < least or best.mean <= floor)
 
 
@@ -331,6 +331,11 @@ def _is_mistake(raised: Raised) -> bool:
 
 def _best(earned: Sequence[Earned]) -> Earned | None:
     return max(earned, key=lambda one: one.mean, default=None)
+
+
+def _wrong(means: Sequence[float], right: float) -> float:
+    """Return the score of wrong answers: most attacks are some, and a few may be paid, or punished for their length."""
+    return min(right, float(np.percentile(means, 25, method="lower"))) if means else right
 
 
 def _gap(high: float, low: float) -> float:
