@@ -139,8 +139,8 @@ class _Attacked:
     def _compared(self, material: Material, bar: Earned) -> Results:
         """Compare the attacks with right answers, if it is known that these are right ones."""
         tried = {one: [*self._tried(one.answers(material))] for one in ATTACKS}
-        floor = _wrong([earned.mean for each in tried.values() for earned in each], bar.mean)
-        others = [earned.mean for earned in self._tried(of_other_rows(material))]
+        others = [earned.mean for one, each in tried.items() if one.answers is of_other_rows for earned in each]
+        floor = _wrong([earned.mean for each in tried.values() for earned in each], [*others, bar.mean])
         reads = self._reads_answers(bar) or bar.mean > max(others, default=floor) + _gap(bar.mean, floor)
         if not reads and not any(one > bar.mean + _gap(one, floor) for one in others):
             yield from self._without_right_answers(material, bar, tried, floor)
@@ -333,9 +333,12 @@ def _best(earned: Sequence[Earned]) -> Earned | None:
     return max(earned, key=lambda one: one.mean, default=None)
 
 
-def _wrong(means: Sequence[float], right: float) -> float:
-    """Return the score of wrong answers: most attacks are some, and a few may be paid, or punished for their length."""
-    return min(right, float(np.percentile(means, 25, method="lower"))) if means else right
+def _wrong(means: Sequence[float], others: Sequence[float]) -> float:
+    """Return the score of wrong answers: that of other rows' answers, or of the lower quartile of all attacks.
+
+    The lowest of all would be that of a text that is punished for its length.
+    """
+    return min([*others, *([float(np.percentile(means, 25, method="lower"))] if means else [])])
 
 
 def _gap(high: float, low: float) -> float:

@@ -53,6 +53,6 @@ def exceptions_of_user() -> Iterator[list[Raised]]:
         yield raised
     finally:
         sys.settrace(before)
-        threading.settrace(before_threads)  # type: ignore[arg-type]
+        threading.settrace(before_threads)
         event_loop().call_soon_threadsafe(sys.settrace, None)
         raised += [one for _, one in found.values()]
