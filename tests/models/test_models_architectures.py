@@ -7,6 +7,7 @@ import pytest
 import torch
 from models_helpers import chosen, own_logprobs
 from small_models import WINDOW, small_model
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from cavesson.algorithms.rloo import RLOORun
@@ -18,7 +19,8 @@ from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.sampling.decoder import CacheKind
 from cavesson.sampling.decoding import Decoding, check_generate, check_scoring, choose_decoding, full_passes
-from cavesson.sampling.responses import Responses
+from cavesson.sampling.kept import unpadded
+from cavesson.sampling.responses import Responses, Turns
 from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
@@ -43,6 +45,23 @@ def sampled(policy: Policy, prompts: Batch, **settings: object) -> tuple[Batch, 
     return prompts.with_columns(
         response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
     ), responses
+
+
+def second_turns(policy: Policy) -> tuple[Batch, Tensor]:
+    """Sample two turns of each prompt; return the second ones as responses, and the sampler's log-probabilities."""
+    settings = SamplingSettings(max_new_tokens=LONGEST // 2)
+    sampler = Sampler(policy, tiny_tokenizer(), settings, seed=0, has_turns=True)
+    sampler.prepare(len(PROMPTS), WINDOW + 1 + LONGEST)
+    with sampler.sampling():
+        first = sampler.sample(PROMPTS, 0, range(3), turns=Turns([0] * 3, [9] * 3))
+        assert bool(sampler._kept) == sampler.decoding.replaces
+        answers = unpadded(first.response_ids.flip(1), first.mask.flip(1))
+        rows = zip(unpadded(PROMPTS["prompt_ids"], PROMPTS["prompt_mask"]), answers, (1, 3, 2), strict=True)
+        ids = [[*prompt, *answer[::-1], *[8] * more] for prompt, answer, more in rows]
+        later = padded_prompts(ids)
+        second = sampler.sample(later, 0, range(3), turns=Turns([9] * 3, [9] * 3))
+    data = later.with_columns(response_ids=second.response_ids, attended=second.mask, learned=second.mask)
+    return data, second.sampler_logprob[second.mask > 0]
 
 
 def cache_of(model: PreTrainedModel, size: int) -> CacheKind:
@@ -72,6 +91,10 @@ def test_an_architecture_is_sampled_and_scored_correctly_or_refused(architecture
             own = own_logprobs(model, data, 1.0)
             inside = data["learned"] > 0
             torch.testing.assert_close(responses.sampler_logprob[inside], chosen(own, data), atol=0.005, rtol=0)
+        data, seen = second_turns(policy)
+        torch.testing.assert_close(seen, chosen(own_logprobs(model, data, 1.0), data), atol=0.005, rtol=0)
+        data, responses = sampled(policy, PROMPTS)
+        own, inside = own_logprobs(model, data, 1.0), data["learned"] > 0
         for policy.shares_prompts in (False, True):
             torch.testing.assert_close(policy(data).logprob[inside], chosen(own, data), atol=0.005, rtol=0)
         # ln 258 = 5.55 is what a uniform model would say.

@@ -4,6 +4,7 @@ All rows append to the same column of the cache, so prompts are padded on the le
 batch. Or another prompt takes its place, aligned so that it ends in the current column.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from cavesson.models.parts import causal, output_head, trunk
 from cavesson.models.policy import positions
 from cavesson.models.shared_prompts import distinct
 from cavesson.ops.head import head_logits
+from cavesson.sampling.kept import ReadRow, load, read_row
 from cavesson.sampling.recorded import RecordedStep
 
 CacheKind = Literal["recorded", "static", "growing"]
@@ -53,21 +55,30 @@ class Decoder:
         recorded: whether to replay steps as a CUDA graph; `keeps_tokens_only` must hold for the cache.
         spare: extra columns of the cache, for rows that begin late. When the cache is full, everything moves left by
             `spare + 1` columns. 0 = no row will be replaced.
+        known: what was read of each row in another batch; `can_replace` must hold for the cache. By default, nothing.
     """
 
     def __init__(
-        self, model: nn.Module, ids: Tensor, mask: Tensor, cache: Any, recorded: bool = False, spare: int = 0
+        self,
+        model: nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        cache: Any,
+        recorded: bool = False,
+        spare: int = 0,
+        known: Sequence[ReadRow | None] = (),
     ) -> None:
         self._model, self._trunk, self._head = model, trunk(model), output_head(model).float()
         self._ids, self._mask, self._position = ids, mask, positions(mask)[:, -1:]
         self._cache, self._recorded, self._spare = cache, recorded, spare
-        self._columns = ids.shape[1]
+        self._columns, self._known = ids.shape[1], known
         self._step: RecordedStep | None = None
         self._last: ReadPrompts | None = None
 
     def read(self) -> Tensor:
         """Read the prompts and return the logits `[B, V]` of their first tokens."""
-        prompts, which = self._read(self._ids, self._mask, self._cache)
+        prompts, which = self._read(self._ids, self._mask, self._cache, self._known)
+        self._known = ()  # its memory is needed for what follows
         prompts.cache.reorder_cache(which)
         self._cache = prompts.cache
         if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
@@ -85,6 +96,11 @@ class Decoder:
         if self._step is None:
             self._step = RecordedStep(self._next, (ids, self._mask, self._position), self._cache)
         return self._step(ids, self._mask, self._position)
+
+    def row(self, row: int, ids: Sequence[int]) -> ReadRow:
+        """Return what was read of a row that begins with the tokens `ids`; no row may have been replaced."""
+        start = int(self._mask[row].argmax())
+        return read_row(self._cache, row, start, [*ids[: self._columns - start]])
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows of the batch but these `[K]`."""
@@ -130,11 +146,14 @@ class Decoder:
         self._columns -= by
         self._mask = pad(self._mask[:, by:], (0, by if self._recorded else 0), value=1)
 
-    def _read(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[ReadPrompts, Tensor]:
+    def _read(
+        self, ids: Tensor, mask: Tensor, cache: Any, known: Sequence[ReadRow | None] = ()
+    ) -> tuple[ReadPrompts, Tensor]:
         """Read prompts `[B, W]` into an empty cache, equal ones once; return them, and which of them each is, `[B]`."""
         among = distinct(ids, mask)
         ids, mask = ids[among.first], mask[among.first]
-        logits, cache = self._logits(ids, mask, positions(mask), cache)
+        start = load(cache, ids, mask, [known[row] for row in among.first.tolist()]) if known else 0
+        logits, cache = self._logits(ids[:, start:], mask, positions(mask)[:, start:], cache)
         return ReadPrompts(ids, mask, logits, cache), among.prompt
 
     def _next(self, ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ their places to others. But some architectures compute different results with it
 a sliding window correctly only in a full pass.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
 from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache
+from cavesson.sampling.kept import ReadRow
 from cavesson.sampling.room import spare_columns
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
@@ -68,7 +70,8 @@ class Decoding(NamedTuple):
     unrecorded: str | None = None
     """on a GPU, why its steps are not replayed as a CUDA graph"""
     replaces: bool = False
-    """whether rows that have ended can give their places to others"""
+    """whether rows that have ended can give their places to others, and go on in another batch with what they have
+    read"""
 
 
 @torch.no_grad()
@@ -161,7 +164,9 @@ def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None
 
 
 def _replaces(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> bool:
-    """Return whether rows that have ended can give their places to others, in a cache with spare columns."""
+    """Return whether rows that have ended can give their places to others, in a cache with spare columns, and go on in
+    another batch.
+    """
     if not can_replace(model, new_cache(model, kind, size)):
         return False
     return _disagreement(model, kind, size + spare_columns(size), expected, replaces=True) is None
@@ -196,6 +201,7 @@ def _decoded(
     size = max(size, ids.shape[1] + _COMPARED)  # the run's sequences may be shorter than those that are compared
     decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
     logits = [decoder.read(), decoder.append(answers[:, 0])]
+    known = [decoder.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)] if replaces else []
     decoder.keep(kept)
     logits.append(decoder.append(answers[kept, 1]).clone())  # a graph's next step overwrites it
     wanted = [expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]]
@@ -203,4 +209,18 @@ def _decoded(
         logits.append(decoder.replace(torch.tensor([1], device=device), ids[:1], mask[:1]))
         logits.append(decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:])
         wanted += [expected.logits[:1, 0], expected.logits[:1, 1]]
+        logits += _continued(model, kind, size, expected, known)
+        wanted += [expected.logits[:, 1], expected.logits[:, 2]]
     return torch.cat(logits), torch.cat(wanted)
+
+
+def _continued(
+    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, known: Sequence[ReadRow]
+) -> list[Tensor]:
+    """Return the logits of the second and the third answer if prompts and first answers go on with what is known."""
+    device, answers = causal(model).device, expected.answers
+    rows = zip(expected.prompts, answers.tolist(), strict=True)
+    batch = padded_prompts([[*prompt, answer[0]] for prompt, answer in rows]).to(device)
+    cache = new_cache(model, kind, size)
+    decoder = Decoder(model, batch["prompt_ids"], batch["prompt_mask"], cache, kind == "recorded", known=known)
+    return [decoder.read(), decoder.append(answers[:, 1].to(device))]

@@ -16,7 +16,15 @@ BYTES_ON_GPU = 12
 """Of them on a GPU: its random number and its log-probability."""
 
 
-def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest: int, replaces: bool = False) -> None:
+def check_room(
+    model: nn.Module,
+    responses: int,
+    rows: int,
+    prompt: int,
+    longest: int,
+    replaces: bool = False,
+    has_turns: bool = False,
+) -> None:
     """Check that sampling will fit into the model's context and into memory, before anything is allocated.
 
     Args:
@@ -26,6 +34,7 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
         prompt: number of tokens of the longest prompt.
         longest: maximum number of tokens of a response.
         replaces: whether rows that have ended give their places to waiting prompts.
+        has_turns: whether what as many rows have read is kept beside what is being read.
 
     Raises:
         UserError: the model has too few positions, or there is too little memory.
@@ -39,7 +48,8 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
     device, waiting, columns = causal(model).device, replaces and rows < responses, prompt + longest
     columns += spare_columns(columns) if waiting else 0
     # Both passes are made in any case: with sharded weights, all processes must make the same ones.
-    kept = cache_bytes(model, rows, columns) + cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
+    kept = cache_bytes(model, 2 * rows if has_turns else rows, columns)
+    kept += cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
     needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
     needs[device] = needs.get(device, responses * longest * BYTES_ON_GPU) + kept
     for place, size in needs.items():

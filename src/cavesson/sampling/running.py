@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from cavesson.sampling.decoder import Decoder
 from cavesson.sampling.distribution import draw, sampling_logprobs, without
+from cavesson.sampling.kept import ReadRow
 from cavesson.sampling.responses import Growing
 from cavesson.sampling.settings import DecodingSettings
 
@@ -54,6 +55,13 @@ class Running:
     def ended(self) -> list[int]:
         """Return the rows that have ended."""
         return [row for row, response in enumerate(self.responses) if self._growing.reasons[response]]
+
+    def read(self, prompts: Sequence[Sequence[int]], names: Sequence[int]) -> dict[int, ReadRow]:
+        """Return what was read of the rows that have ended, by the names of their responses, if these have any."""
+        if not names:
+            return {}
+        responses = [(row, self.responses[row]) for row in self.ended()]
+        return {names[i]: self._decoder.row(row, [*prompts[i], *self._growing.ids[i]]) for row, i in responses}
 
     def step(self) -> None:
         """Append the last token of each row, and draw the next one."""

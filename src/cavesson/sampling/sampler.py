@@ -1,7 +1,7 @@
 """Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
+from cavesson.sampling.kept import ReadRow, unpadded
 from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
 from cavesson.sampling.room import check_room, replaced_together, spare_columns
 from cavesson.sampling.running import Running
@@ -34,6 +35,8 @@ class Sampler:
         settings: how to sample.
         seed: determines every draw, together with step and row.
         is_scored: whether the policy also scores the sampled responses, in padded rows.
+        has_turns: whether rows are sampled again inside `sampling()`, with what came after their responses. If at most
+            as many rows as are sampled at the same time have turns, what they have read is kept in between.
     """
 
     def __init__(
@@ -43,15 +46,18 @@ class Sampler:
         settings: DecodingSettings,
         seed: int,
         is_scored: bool = False,
+        has_turns: bool = False,
     ) -> None:
         self.policy = policy
         self.settings = settings
         self.seed = seed
-        self.is_scored = is_scored
+        self.is_scored, self.has_turns = is_scored, has_turns
         self.stop = StopTexts(tokenizer, settings.stop)
         self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
         self._version = 0
+        self._keeps = False  # inside `sampling()`
+        self._kept: dict[int, ReadRow] = {}  # by the rows of the step
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), dtype=torch.int64, device=policy.device)
 
     def prepare(self, rows: int, prompt: int) -> None:
@@ -67,7 +73,7 @@ class Sampler:
         longest = self.settings.longest
         size = prompt + longest
         at_once, is_more = min(rows, self.settings.batch_size or rows), rows > self._rows or size > self._size
-        room = partial(check_room, self.policy.model, rows, at_once, prompt, longest)
+        room = partial(check_room, self.policy.model, rows, at_once, prompt, longest, has_turns=self.has_turns)
         if is_more:
             self.policy.during(room)
         if size > self._size:
@@ -102,15 +108,23 @@ class Sampler:
         limits = length_limits(self.settings, self.seed, step, rows, turns)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()), turns.starts if turns else None)
         at_once = self.settings.batch_size or len(rows)
+        kept = rows if self._are_kept(rows) else ()
         parts = [
-            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings, at_once)
+            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings, at_once, kept)
             for part in torch.arange(len(rows)).split(len(rows) if self.decoding.replaces else at_once)
         ]
         return joined(parts)
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Keep all weights of the policy on every process meanwhile, if they are sharded."""
-        return gathered(self.policy)
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Keep what rows have read, and all weights of the policy on every process meanwhile, if they are sharded."""
+        with gathered(self.policy):
+            self._keeps = self.has_turns
+            try:
+                yield
+            finally:
+                self._keeps = False
+                self._kept.clear()
 
     def remarks(self) -> list[str]:
         """Return a note for the user if a GPU samples more slowly than it could."""
@@ -123,6 +137,11 @@ class Sampler:
     def close(self) -> None:
         """Do nothing, as the engine holds only memory."""
 
+    def _are_kept(self, rows: Sequence[int]) -> bool:
+        """Return whether what these rows read is kept for their next turns."""
+        most = self.settings.batch_size or self._rows
+        return self._keeps and self.decoding.replaces and len({*self._kept, *rows}) <= most
+
     def _sample_part(
         self,
         prompts: Batch,
@@ -130,24 +149,35 @@ class Sampler:
         uniforms: NDArray[np.float64],
         settings: DecodingSettings,
         at_once: int,
+        kept: Sequence[int],
     ) -> Responses:
-        """Sample responses to some prompts: `at_once` of them together, while the others wait."""
+        """Sample responses to some prompts: `at_once` of them together, while the others wait.
+
+        `kept` are the rows of the prompts in the step if what they read is kept, in which case none waits, or else
+        nothing.
+        """
         kind, together = self.decoding.cache, replaced_together(at_once)
         ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
         size = ids.shape[1] + int(limits.max())
         spare = spare_columns(size) if at_once < len(ids) else 0
         cache = new_cache(self.policy.model, kind, size + spare)
-        decoder = Decoder(self.policy.model, ids[:at_once], mask[:at_once], cache, kind == "recorded", spare)
+        first = ids[:at_once], mask[:at_once]
+        known = [self._kept.pop(row, None) for row in kept]
+        decoder = Decoder(self.policy.model, *first, cache, kind == "recorded", spare, known)
+        del known  # the decoder needs it for a moment only
         growing = Growing(len(ids), limits, self.eos.tolist(), self.stop)
         everyone = list(range(len(ids)))
         running = Running(decoder, growing, torch.from_numpy(uniforms), self.eos, settings, everyone[:at_once])
         waiting = everyone[at_once:]
+        texts = unpadded(ids, mask) if kept else []
         while (left := running.left()) or waiting:
             if waiting and len(ended := running.ended()) >= together:
                 new, waiting = waiting[:together], waiting[together:]
                 running.replace(ended[: len(new)], new, ids[new], mask[new])
                 continue
             if len(left) <= DROP_AT[kind] * len(running.responses):
+                self._kept |= running.read(texts, kept)
                 running.keep(left)
             running.step()
+        self._kept |= running.read(texts, kept)
         return growing.responses(running.logprobs, torch.full(running.logprobs.shape, self._version))

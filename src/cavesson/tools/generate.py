@@ -104,8 +104,8 @@ def responses(
     check_embedded(policy.model, (prompts.ids[index] for index in chosen))
     at_once = min(settings.batch_size, settings.sampling.batch_size or settings.batch_size)
     sampling = settings.sampling.model_copy(update={"batch_size": at_once})
-    sampler = Sampler(policy, tokenizer, sampling, settings.seed)
     answered = conversation is not None
+    sampler = Sampler(policy, tokenizer, sampling, settings.seed, has_turns=answered)
     longest = longest_read(settings, policy) if answered else max((len(prompts.ids[i]) for i in chosen), default=0)
     sampler.prepare(min(total, at_once * _BATCHES), longest)
     size = at_once * (_BATCHES if sampler.decoding.replaces else 1)

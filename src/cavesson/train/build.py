@@ -290,7 +290,9 @@ def _engine(
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
     longest = longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
-    parts = EngineParts(settings, sampling, policy, tokenizer, longest, len(held_out), processes, served, bare)
+    parts = EngineParts(
+        settings, sampling, policy, tokenizer, longest, answered, len(held_out), processes, served, bare
+    )
     engine: Engine = sampling.declared.build(parts)
     return engine
 

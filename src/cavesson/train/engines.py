@@ -32,6 +32,8 @@ class EngineParts:
     tokenizer: PreTrainedTokenizerBase
     longest: int
     """tokens of the longest prompt"""
+    has_turns: bool
+    """whether the policy has several turns in an episode"""
     held_out: int
     """number of held-out prompts"""
     processes: Processes
@@ -47,7 +49,7 @@ def transformers_engine(parts: EngineParts) -> Sampler:
     rows = len(processes.share(settings.batch_size))
     # There may be more held-out prompts than a step has responses.
     sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
-    sampler = Sampler(parts.policy, parts.tokenizer, sampling, settings.seed, is_scored=True)
+    sampler = Sampler(parts.policy, parts.tokenizer, sampling, settings.seed, is_scored=True, has_turns=parts.has_turns)
     sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
     return sampler
 
