@@ -44,6 +44,7 @@ bench: $(INSTALLED) .venv-vllm/.installed
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/stages.py --mode own build/bench-models/smol 16 5
 	$(BIN)/python benchmarks/places.py build/bench-models/smol
+	$(BIN)/python benchmarks/episodes.py build/bench-models/smol
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/engines.py --vllm .venv-vllm/bin/python
 

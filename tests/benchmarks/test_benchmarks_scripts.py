@@ -27,6 +27,7 @@ RUNS = {
     "board_browser": f"--run OUT/run {TINY} --long 900 --times 1",
     "board_pictures": "RECORD --out OUT",
     "doctor": f"--run OUT/run {TINY}",
+    "episodes": "MODEL --rows 2 --turns 2 --tokens 4 --rounds 1",
     "faults.others.document": "",
     "generate_record": f"OUT/run {TINY}",
     "growth": "--only length --largest 1 --attempts 1",
