@@ -1,5 +1,6 @@
-"""Chat templates with tokenizers that know their special tokens."""
+"""Chat templates with tokenizers that know their special tokens, and conversations with calls of tools."""
 
+import json
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -104,3 +105,46 @@ TOOL = {
     },
 }
 """A tool as chat templates take it."""
+
+TOOLS_AND_REPLIES = ["qwen2_5", "smollm3", "hermes", "internlm", "llama3_1", "llama3_2", "granite", "command_r"]
+TOOLS_AND_REPLIES += ["mistral_v13", "phi4", "glm4moe"]
+TOOLS = [*TOOLS_AND_REPLIES, "mistral_v3", "mistral_v7", "gptoss"]
+REPLIES = [*TOOLS_AND_REPLIES, "mistral_v3", "mistral_v7", "chatml", "phi3_5", "gemma3"]
+PARALLEL = [name for name in TOOLS if name not in ("llama3_1", "llama3_2", "gptoss")]
+AS_TEXT = ["internlm", "deepseekv3"]
+"""Templates that need the arguments of a call as JSON text."""
+ASK = {"role": "user", "content": "What is 6 * 7?"}
+
+
+def call(number: int, name: str = "multiply") -> dict:
+    function = {"name": name, "arguments": {"a": number, "b": 7}}
+    return {"id": f"abcdef{number:03d}", "type": "function", "function": function}
+
+
+def result(number: int, content: str, name: str = "multiply") -> dict:
+    return {"role": "tool", "name": name, "tool_call_id": f"abcdef{number:03d}", "content": content}
+
+
+def answer(content: str) -> dict:
+    return {"role": "assistant", "content": content}
+
+
+def calls(*made: dict) -> dict:
+    return {"role": "assistant", "content": None, "tool_calls": [*made]}
+
+
+def rendered(name: str, messages: list[dict], tools: list[dict], opens: bool) -> str:
+    """What `apply_chat_template` writes; no text in the messages looks like a token of the template."""
+    messages = json.loads(json.dumps(messages))
+    for message in messages:
+        if name == "glm4moe" and message["content"] is None:
+            message["content"] = ""
+        for made in message.get("tool_calls", ()) if name in AS_TEXT else ():
+            made["function"]["arguments"] = json.dumps(made["function"]["arguments"])
+    return str(
+        tokenizer(name).apply_chat_template(messages, tools=tools or None, add_generation_prompt=opens, tokenize=False)
+    )
+
+
+def encoded(name: str, text: str) -> list[int]:
+    return list(tokenizer(name)(text, add_special_tokens=False)["input_ids"])

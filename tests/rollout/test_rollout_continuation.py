@@ -6,7 +6,23 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_helpers import END, TOOL, chat, tokenizer
+from rollout_helpers import (
+    ASK,
+    END,
+    PARALLEL,
+    REPLIES,
+    TOOL,
+    TOOLS,
+    TOOLS_AND_REPLIES,
+    answer,
+    call,
+    calls,
+    chat,
+    encoded,
+    rendered,
+    result,
+    tokenizer,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
@@ -14,49 +30,11 @@ from cavesson.data.chat import Chat
 from cavesson.errors import UserError
 from cavesson.rollout.continuation import REWRITES, Continuation
 
-TOOLS_AND_REPLIES = ["qwen2_5", "smollm3", "hermes", "internlm", "llama3_1", "llama3_2", "granite", "command_r"]
-TOOLS_AND_REPLIES += ["mistral_v13", "phi4", "glm4moe"]
-TOOLS = [*TOOLS_AND_REPLIES, "mistral_v3", "mistral_v7", "gptoss"]
-REPLIES = [*TOOLS_AND_REPLIES, "mistral_v3", "mistral_v7", "chatml", "phi3_5", "gemma3"]
-PARALLEL = [name for name in TOOLS if name not in ("llama3_1", "llama3_2", "gptoss")]
-AS_TEXT = ["internlm", "deepseekv3"]
-"""Templates that need the arguments of a call as JSON text."""
 SAID = ["<|im_end|>", "</s>", "the", '"}', "\\", "\n", "None", "é🦜", "<tool_response>", "[/INST]", "]", "42"]
 # Some templates remove the space around what is said.
 said = st.lists(st.sampled_from(SAID) | st.text(st.characters(exclude_categories=["Cs"]), max_size=3), max_size=5).map(
     lambda parts: ".".join(["", *parts, "."])
 )
-ASK = {"role": "user", "content": "What is 6 * 7?"}
-
-
-def call(number: int, name: str = "multiply") -> dict:
-    function = {"name": name, "arguments": {"a": number, "b": 7}}
-    return {"id": f"abcdef{number:03d}", "type": "function", "function": function}
-
-
-def result(number: int, content: str, name: str = "multiply") -> dict:
-    return {"role": "tool", "name": name, "tool_call_id": f"abcdef{number:03d}", "content": content}
-
-
-def answer(content: str) -> dict:
-    return {"role": "assistant", "content": content}
-
-
-def calls(*made: dict) -> dict:
-    return {"role": "assistant", "content": None, "tool_calls": [*made]}
-
-
-def rendered(name: str, messages: list[dict], tools: list[dict], opens: bool) -> str:
-    """What `apply_chat_template` writes; no text in the messages looks like a token of the template."""
-    messages = json.loads(json.dumps(messages))
-    for message in messages:
-        if name == "glm4moe" and message["content"] is None:
-            message["content"] = ""
-        for made in message.get("tool_calls", ()) if name in AS_TEXT else ():
-            made["function"]["arguments"] = json.dumps(made["function"]["arguments"])
-    return str(
-        tokenizer(name).apply_chat_template(messages, tools=tools or None, add_generation_prompt=opens, tokenize=False)
-    )
 
 
 class Episode(NamedTuple):
@@ -86,10 +64,6 @@ def episode(name: str, messages: list[dict], tools: list[dict], *, cut: bool = F
         sources += ["sampled"] * len(sampled) + suffix.sources
         at = then
     return Episode(ids, sources)
-
-
-def encoded(name: str, text: str) -> list[int]:
-    return list(tokenizer(name)(text, add_special_tokens=False)["input_ids"])
 
 
 def check(name: str, messages: list[dict], tools: list[dict]) -> None:

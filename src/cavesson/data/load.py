@@ -1,10 +1,11 @@
 """Load the rows of the settings: read every source, convert its rows to one kind, and split off held-out rows."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, TypeVar
 
+from cavesson.data.chat import Tools
 from cavesson.data.fields import Fields, Row, Skip
 from cavesson.data.formats import NAMES, convert, recognise
 from cavesson.data.notes import Notes, Reiterable
@@ -30,6 +31,7 @@ class SourceRows(Reiterable[R]):
         source: the source to read.
         kind: what the rows are converted to.
         chat: whether plain texts become conversations.
+        tools: offered in conversations without tools of their own.
         stream: whether a Hub data set is read while it is downloaded.
         limit: maximum number of rows to read.
 
@@ -43,10 +45,11 @@ class SourceRows(Reiterable[R]):
         kind: type[R],
         *,
         chat: bool = False,
+        tools: Tools = (),
         stream: bool = False,
         limit: int | None = None,
     ):
-        self.source, self.kind, self.chat, self.stream = source, kind, chat, stream
+        self.source, self.kind, self.chat, self.tools, self.stream = source, kind, chat, tools, stream
         self.usage = Usage(kind, source.columns)
         super().__init__(lambda notes: islice(self._converted(notes), limit))
 
@@ -71,7 +74,7 @@ class SourceRows(Reiterable[R]):
                 continue
             usage.add(fields)
             usage.check(fields, name)
-            yield converted
+            yield with_tools(converted, self.tools, row.place, chat=self.chat)
         self._check_ignored(seen)
 
     def renamed(self, row: Row) -> Row:
@@ -102,6 +105,25 @@ class SourceRows(Reiterable[R]):
                     f"{self.source.path}: data.ignore names {name!r}, but there is no such column; "
                     f"there are {', '.join(sorted(seen))}"
                 )
+
+
+def with_tools(row: R, tools: Tools, place: str, *, chat: bool) -> R:
+    """Return a row with these tools, unless it has its own.
+
+    Args:
+        row: the row.
+        tools: those of the settings, if any.
+        place: of the row, for messages.
+        chat: whether plain texts become conversations.
+
+    Raises:
+        UserError: there are tools, and the row is plain text.
+    """
+    if not tools:
+        return row
+    if isinstance(row.prompt, str) and not chat:
+        raise UserError(f"{place}: this is plain text; data.tools is for conversations, so set data.chat = true")
+    return row if row.tools else replace(row, tools=tools)
 
 
 @dataclass(frozen=True)
@@ -154,7 +176,9 @@ def load(settings: ChatSettings, kind: type[R]) -> Loaded[R]:
     wanted = settings.mix or (settings,)
     apart = _held_out_source(settings)
     read = [
-        SourceRows(source, kind, chat=settings.chat, stream=settings.stream, limit=settings.max_rows)
+        SourceRows(
+            source, kind, chat=settings.chat, tools=settings.tools, stream=settings.stream, limit=settings.max_rows
+        )
         for source in (*wanted, *([] if apart is None else [apart]))
     ]
     held_out = _all(read[-1]) if apart is not None else []
@@ -193,7 +217,7 @@ def _all(rows: SourceRows[R]) -> list[R]:
 
 def _of_first(rows: SourceRows[R]) -> Usage:
     """Return what the columns of the first row are used for."""
-    first = SourceRows(rows.source, rows.kind, chat=rows.chat, stream=rows.stream, limit=1)
+    first = SourceRows(rows.source, rows.kind, chat=rows.chat, tools=rows.tools, stream=rows.stream, limit=1)
     list(first)
     return first.usage
 

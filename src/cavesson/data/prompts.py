@@ -14,7 +14,7 @@ from cavesson.data.encode import Asked, Encoder, PromptLine, asked_of
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
 from cavesson.data.formats import convert
-from cavesson.data.load import ARGUMENTS, load, split
+from cavesson.data.load import ARGUMENTS, load, split, with_tools
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PromptSettings
@@ -235,7 +235,7 @@ def _given_row(
     prompt = convert("prompt", fields, Prompt)
     usage.add(fields)
     usage.check(fields, "prompt")
-    return prompt
+    return with_tools(prompt, settings.tools, place, chat=settings.chat)
 
 
 def content_of(prompt: Any, place: str) -> Content:

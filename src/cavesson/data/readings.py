@@ -14,8 +14,10 @@ from cavesson.data.types import texts_in
 from cavesson.text.reach import parsed
 
 Message = dict[str, Any]
-_CALLS = ("tool_calls", "function_call")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+CALLS = ("tool_calls", "function_call")
+"""Fields of a message that hold calls of tools."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message that hold reasoning."""
 
 
 class Reading(NamedTuple):
@@ -55,7 +57,7 @@ def readings(messages: Sequence[Mapping[str, Any]]) -> Iterator[Reading]:
         forms.append((dict, _with_empty))
     if any(_is_text_in_parts(message["content"]) for message in whole):
         forms.append((dict, _with_text))
-    if any(name in message for message in whole for name in _CALLS):
+    if any(name in message for message in whole for name in CALLS):
         forms.append((_with_objects, _with_json))
     for chosen in product(*forms):
         made = whole
@@ -74,13 +76,13 @@ def _is_text_in_parts(content: Any) -> bool:
 
 def _with_reasoning(message: Message) -> Message:
     """Give the reasoning the names that templates read, as newer versions of transformers do."""
-    thought = next((message[name] for name in _REASONING if name in message), None)
+    thought = next((message[name] for name in REASONING if name in message), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def _with_calls(message: Message) -> Message:
     """Parse calls that are JSON texts, and remove their fields that are null, but none of the arguments."""
-    return message | {name: _sparse(parsed(message[name])) for name in _CALLS if name in message}
+    return message | {name: _sparse(parsed(message[name])) for name in CALLS if name in message}
 
 
 def _sparse(value: Any) -> Any:
@@ -110,7 +112,7 @@ def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
             return {name: change(one) if name == "arguments" else changed(one) for name, one in value.items()}
         return [changed(one) for one in value] if isinstance(value, list) else value
 
-    return message | {name: changed(message[name]) for name in _CALLS if name in message}
+    return message | {name: changed(message[name]) for name in CALLS if name in message}
 
 
 def _with_text(message: Message) -> Message:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
+from cavesson.text.reach import parsed
 
 SpecialTokenMode = Literal["text", "control"]
 _GIVEN_TO_TEMPLATES = {
@@ -23,6 +24,17 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
 
 TemplateOptions = Annotated[dict[str, Any], AfterValidator(_check_options)]
 """Further variables of a chat template."""
+
+
+def _as_tools(value: object) -> object:
+    tools = [parsed(tool) for tool in found] if isinstance(found := parsed(value), list | tuple) else [found]
+    if not all(isinstance(tool, dict) and tool for tool in tools):
+        raise ValueError('write a list such as [{type = "function", function = {…}}], or such a list as JSON text')
+    return tuple(tools)
+
+
+OfferedTools = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_as_tools)]
+"""Schemas of tools, as chat templates take them."""
 
 
 class SourceSettings(Settings):
@@ -111,6 +123,8 @@ class ChatSettings(DataSettings):
     """further variables of the chat template, such as {enable_thinking = false}"""
     system: str | None = None
     """system message of conversations that do not begin with one"""
+    tools: OfferedTools = ()
+    """tools that are offered in conversations without tools of their own: a list of schemas, or JSON text"""
     chat: bool = False
     """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
     special_tokens: SpecialTokenMode = "text"

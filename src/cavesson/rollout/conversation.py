@@ -87,7 +87,8 @@ class Conversation:
         self.environments.check({"prompt": [row.prompt for row in rows], **columns})
         if any(row.tools for row in rows):
             raise UserError(
-                f"{source}: tools of the data have no effect beside those of [environment]; set data.ignore to tools"
+                f"{source}: tools of the data have no effect beside those of [environment]; "
+                "set data.ignore to tools, or remove data.tools"
             )
         if any(isinstance(row.prompt, str) for row in rows) and not self.chat.of_texts:
             raise UserError(f"{source}: a prompt is plain text, and tools are for conversations; set data.chat = true")
