@@ -6,6 +6,9 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.finding import Phrase
 from cavesson.doctor.readings import length_column
+from cavesson.record.schema import SOURCE_CODES
+
+SAMPLED = SOURCE_CODES["sampled"]
 
 
 def no_penalty(data: RunData) -> Phrase | None:
@@ -70,3 +73,25 @@ def no_longer(data: RunData) -> Phrase | None:
     lengths = data.rows.mean(length_column(data)[0])
     grow = len(lengths) and lengths.last() > lengths.first()
     return Phrase("the responses do not become longer") if len(lengths) and not grow else None
+
+
+def no_turns(data: RunData) -> Phrase | None:
+    """Say that a run has no episodes of several turns, if neither its settings, turns nor tokens say that it has."""
+    given = data.setting("inputs", ()) if data.own else ()
+    settings = ("config.environment.use", "config.environment.tools")
+    named = any(data.setting(one) for one in settings) or not {"environment", "tools"}.isdisjoint(given)
+    if named or data.recorded("turns.role") or _has_inserted(data):
+        return None
+    return Phrase("judges episodes of several turns; the record has none")
+
+
+def _has_inserted(data: RunData) -> bool:
+    """Return whether some tokens were not sampled, but come from a tool, say."""
+    return data.recorded("tokens.source") and bool((data.sample.source > SAMPLED).any())
+
+
+def no_calls(data: RunData) -> Phrase | None:
+    """Say that the episodes of a run call no tools, if it has no episodes, or if its turns are known."""
+    if data.recorded("turns.role") and not (data.turns.role == "tool").any():
+        return Phrase("judges calls of tools; the episodes have none")
+    return no_turns(data)

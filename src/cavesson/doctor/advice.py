@@ -13,6 +13,9 @@ from cavesson.doctor.settings import has_effect, in_run
 PLAIN = {
     "cleaning.discard": Phrase("what to discard"),
     "cleaning.discard_reward": Phrase("reward of discarded responses"),
+    "environment.concurrency": Phrase("number of episodes that call tools at the same time"),
+    "environment.max_turns": Phrase("maximum number of turns"),
+    "environment.timeout": Phrase("time limit of a call"),
     "grpo.clip_high": Phrase("upper clip range"),
     "grpo.importance": Phrase("largest importance weight"),
     "grpo.kl_estimator": Phrase("KL estimator"),

@@ -14,6 +14,7 @@ Names = Mapping[str, Name]
 
 # Fields of GRPOConfig and RLOOConfig of TRL 1.16, and of PPOConfig of TRL 1.10, the last version with PPO.
 TRL: Names = {
+    "environment.max_turns": {"GRPO": "max_tool_calling_iterations"},
     "grpo.clip_high": {"GRPO, RLOO": "epsilon_high"},
     "grpo.importance": {"GRPO": 'vllm_importance_sampling_clip_max (vllm_importance_sampling_mode = "token_truncate")'},
     "grpo.normalise": {"GRPO": 'loss_type ("token" → "dapo", "constant" → "dr_grpo")'},
@@ -41,6 +42,7 @@ TRL: Names = {
 
 # Keys of ppo_trainer.yaml of verl 0.9.1.
 VERL: Names = {
+    "environment.max_turns": "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
     "grpo.clip_high": "actor_rollout_ref.actor.clip_ratio_high",
     "grpo.importance": "algorithm.rollout_correction.rollout_is_threshold (rollout_is: token)",
     "grpo.kl_estimator": "actor_rollout_ref.actor.kl_loss_type (use_kl_loss: true)",

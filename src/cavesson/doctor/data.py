@@ -19,10 +19,12 @@ from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Array, Series, series
 from cavesson.doctor.settings import in_run
+from cavesson.doctor.turns import Turns
 from cavesson.importers.traits import traits_of
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
 from cavesson.record.splits import is_held_out
+from cavesson.record.tables import NO_TURNS
 
 CHANCE = 0.01
 """Level of the tests on a whole run."""
@@ -52,12 +54,13 @@ class RunData:
         """Return the run from a step on, as if it had begun there, with the level of its tests."""
         found = copy(self)
         found.chance = chance
-        for name in ("_steps", "_rollouts", "sample"):
+        for name in ("_steps", "_rollouts", "sample", "turns"):
             vars(found).pop(name, None)
         found._steps = self._steps.slice(int(np.searchsorted(self._steps["step"].to_numpy(), step)))
         found._rollouts = (self.rows.since(step), self.evaluation.since(step))
         if len(self.rows):
             found.sample = self.sample.since(step)
+            found.turns = self.turns.of(found.sample.rows)
         return found
 
     @property
@@ -120,7 +123,7 @@ class RunData:
         return deepcopy(found)
 
     def has(self, need: str) -> bool:
-        """Return whether ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH`` is recorded or derived."""
+        """Return whether a need such as ``rows.NAME`` or ``info.PATH`` is recorded or derived."""
         return self.recorded(need) or self.derive(need) is not None
 
     def derive(self, name: str) -> Any:
@@ -156,6 +159,8 @@ class RunData:
             return len(self._logged(name)) > 0
         if kind == "tokens":
             return bool(len(self.rows)) and self.sample.recorded(name)
+        if kind == "turns":
+            return self.turns.recorded(name)
         if name in HEAVY:
             return bool(len(self.rows)) and self.sample.rows.recorded(name)
         return self.rows.recorded(name)
@@ -229,6 +234,14 @@ class RunData:
         """A sample of ``rows``, with texts and tokens."""
         ahead = bool(self._setting("config.sampling.max_staleness"))
         return take_sample(self.run, self.rows, (self._columns("rows"), self._columns("tokens")), ahead)
+
+    @cached_property
+    def turns(self) -> Turns:
+        """The turns of the episodes in ``sample``; none if the run has none, or may not be seen."""
+        if "turns" not in self.sees or not len(self.rows) or not self.run.has_turns():
+            return Turns(NO_TURNS, Rows(self.rows.table.slice(0, 0)))
+        rows = self.sample.rows
+        return Turns(self.run.turns_of(zip(rows.step.tolist(), rows.sample.tolist(), strict=True)), rows)
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
         """Return the first rollout of each of the first three given steps as evidence, ignoring None."""

@@ -32,7 +32,9 @@ FAILURES = (
     Failure(Phrase("the reward is on the wrong tokens"), ("reward-position", "reward-accounting", "rewards-shifted")),
     Failure(Phrase("advantages are computed wrongly"), ("group-advantages", "advantage-sign", "advantage-scale")),
     Failure(Phrase("the critic does not learn"), ("value-not-fitting", "value-constant", "value-start")),
-    Failure(Phrase("the wrong tokens are trained"), ("trained-behind-end", "end-not-trained", "retokenised")),
+    Failure(Phrase("the wrong tokens are trained"),
+            ("trained-behind-end", "end-not-trained", "retokenised", "inserted-tokens-learned",
+             "sampled-tokens-masked", "turns-retokenised")),
     Failure(Phrase("prompts are not as the model expects them"), ("double-start",)),
     Failure(Phrase("updates are too large"), ("update-kl-large", "ratio-blow-up", "clip-fraction-high")),
     Failure(Phrase("training computes other probabilities than scoring"), ("ratio-not-one",)),
@@ -40,6 +42,9 @@ FAILURES = (
     Failure(Phrase("rollouts fail, or steps stall"), ("rollouts-fail", "stalls")),
     Failure(Phrase("the reward does not depend on the response"),
             ("reward-is-noise", "verifier-dead", "query-dominated")),
+    Failure(Phrase("tools fail, or their results do not count"),
+            ("calls-fail", "calls-time-out", "results-cut", "reward-ignores-results")),
+    Failure(Phrase("episodes influence each other, or end too early"), ("environment-leaks", "turn-limit")),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.finding import Phrase
-from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS
 from cavesson.record.statistics import NEEDS
 
 DOCS = "docs/integrations.md#what-records-which-column"
@@ -16,15 +16,20 @@ ALWAYS = ("info.", "steps.step", "tokens.learned")
 which are all where they come as lists."""
 
 
-def _columns(rows: str = "", tokens: str = "") -> frozenset[str]:
+def _columns(rows: str = "", tokens: str = "", turns: str = "") -> frozenset[str]:
     """Return the columns of these names, with the statistics that the recorder computes from those of the tokens."""
     given = tokens.split()
     computed = [name for name, needs in NEEDS.items() if set(needs) <= set(given)]
     of_rows = [*rows.split(), *computed, *(["length"] if given else [])]
-    return frozenset([f"rows.{name}" for name in of_rows] + [f"tokens.{name}" for name in given])
+    of_turns = [f"turns.{name}" for name in turns.split()]
+    return frozenset([f"rows.{name}" for name in of_rows] + [f"tokens.{name}" for name in given] + of_turns)
 
 
-COLUMNS = {"rows": {one.name for one in ROW_COLUMNS}, "tokens": {one.name for one in TOKEN_COLUMNS}}
+COLUMNS = {
+    "rows": {one.name for one in ROW_COLUMNS},
+    "tokens": {one.name for one in TOKEN_COLUMNS},
+    "turns": {one.name for one in TURN_COLUMNS},
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Way:
     """What run.json calls it: as ``trainer`` if a hook recorded the run, as ``format`` if it was imported."""
     code: str
     records: frozenset[str]
-    """``rows.NAME`` and ``tokens.NAME``, as in the needs of a rule."""
+    """``rows.NAME``, ``tokens.NAME`` and ``turns.NAME``, as in the needs of a rule."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Columns that the trainer has only under a condition → the condition."""
 
@@ -57,7 +62,8 @@ WAYS = (
         'from cavesson.integrations.trl import record\nrecord(trainer, "runs/mine")  # before trainer.train()',
         _columns(
             "split group prompt_ids reward reward_parts finish_reason policy_version kl_coef",
-            "token_id learned logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
+            "token_id learned source logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
+            "role name arguments text first_token tokens error",
         ),
         {
             "rows.split": "eval_strategy other than no",
@@ -200,12 +206,15 @@ def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
     """Return the calls of ``Recorder`` that record the first alternative of each need; nothing for settings alone."""
     first = (next((column for column in need if not column.startswith(ALWAYS)), "") for need in needs)
     columns = tuple(dict.fromkeys(one for column in first for one in _inputs(column) or [column] if one))
-    given = {kind: [one for one in columns if one.startswith(f"{kind}.")] for kind in ("rows", "tokens", "steps")}
+    given = {
+        kind: [one for one in columns if one.startswith(f"{kind}.")] for kind in ("rows", "tokens", "turns", "steps")
+    }
     lines = ["import cavesson", 'recorder = cavesson.Recorder("runs/own")']
-    if given["rows"] or given["tokens"]:
+    if given["rows"] or given["tokens"] or given["turns"]:
         always = ["rows.prompt", "rows.response", "rows.reward"]
         rows = _dictionary([*always, *(one for one in given["rows"] if one not in always)])
-        lines.append(f"recorder.rollouts(step, {rows}, {_dictionary(given['tokens'])})")
+        turns = f", turns={_dictionary(['turns.sample', *given['turns']])}" if given["turns"] else ""
+        lines.append(f"recorder.rollouts(step, {rows}, {_dictionary(given['tokens'])}{turns})")
     if given["steps"]:
         lines.append(f"recorder.metrics(step, {_dictionary(given['steps'])})")
     return [Recipe(OWN_LOOP, columns, "\n".join(lines))] if columns else []

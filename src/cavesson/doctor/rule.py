@@ -11,8 +11,10 @@ from cavesson.doctor.finding import Phrase, Reading, Severity
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-KINDS = ("info", "steps", "rows", "tokens")
+KINDS = ("info", "steps", "rows", "tokens", "turns")
 """What a rule may need."""
+PLACES = ("rows.NAME", "tokens.NAME", "turns.NAME", "steps.METRIC", "info.PATH")
+"""How a need names what it needs."""
 APPLIES = {
     "grouped": Phrase("applies to algorithms that compare the responses to a prompt with each other"),
     "clipped": Phrase("applies to algorithms that clip the probability ratio"),
@@ -59,8 +61,8 @@ class Rule:
     """Its number in docs/diagnosis."""
     statistic: Statistic
     needs: tuple[str, ...]
-    """What must have been measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.KEY``; of alternatives
-    joined by ``|`` one is enough."""
+    """What must have been measured: ``rows.NAME``, ``tokens.NAME``, ``turns.NAME``, ``steps.METRIC`` or ``info.KEY``;
+    of alternatives joined by ``|`` one is enough."""
     recorded: tuple[str, ...]
     """Those of the needs that must be recorded: a derivation would presuppose that this fault is absent."""
     texts: Texts
@@ -119,7 +121,7 @@ def rule(
     needs, recorded, traits = tuple(needs), tuple(recorded), tuple(traits)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
     if unknown:
-        raise ValueError(f"needs: {unknown[0]!r} is not one of rows.NAME, tokens.NAME, steps.METRIC or info.PATH")
+        raise ValueError(f"needs: {unknown[0]!r} is not one of {', '.join(PLACES)}")
     if others := set(recorded) - set(needs):
         raise ValueError(f"recorded: {min(others)!r} is not among the needs")
     if unknown := sorted(set(traits) - APPLIES.keys()):

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.doctor.finding import Evidence, Phrase
 from cavesson.doctor.rows import Lookup, Rows, measured, nothing, numbers
@@ -12,6 +13,7 @@ from cavesson.doctor.series import Array, Series, read_only
 from cavesson.record import Run
 from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rows_of_tokens
+from cavesson.record.schema import SOURCE_CODES, SOURCES
 
 MAX_TOKENS = 800_000
 MAX_STEPS = 96
@@ -97,6 +99,14 @@ class Sample:
     def trained(self) -> Array:
         """[N] whether a token is trained on; all are if the record does not say."""
         return read_only(np.asarray(self["learned"] != 0))
+
+    @cached_property
+    def source(self) -> Array:
+        """[N] where each token comes from, as ``SOURCE_CODES``; −1 where the record does not say."""
+        if "source" not in self._tokens.column_names:
+            return read_only(np.full(len(self), SOURCE_CODES[None]))
+        codes = pc.index_in(self._tokens["source"], pa.array(SOURCES))
+        return read_only(np.asarray(pc.fill_null(codes, SOURCE_CODES[None]).to_numpy()))
 
     @cached_property
     def position(self) -> Array:

@@ -151,8 +151,8 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     min_steps=8,
     training_only=True,
     title="The responses shrink to almost nothing",
-    cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, a biased critic or a negative KL "
-    "favours short responses.",
+    cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, the reward, a biased critic "
+    "or a negative KL favours short responses.",
     healthy="typical length, in tokens or, if none were recorded, in characters: above {limit} times its start",
     fix='cleaning.discard = "too_short" with a low cleaning.discard_reward[; a lower kl.coef if the penalty dominates]',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",

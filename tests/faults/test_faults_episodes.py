@@ -1,0 +1,110 @@
+"""The doctor names faults planted in simulated episodes of tools and users, and is silent on healthy ones."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavesson
+from benchmarks.faults.episodes.planted import FAULTS, HEALTHY, ONSET
+from benchmarks.faults.episodes.world import World, write
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, diagnose
+from cavesson.doctor.failures import FAILURES, not_excluded
+from cavesson.doctor.report.chart import drawn
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.leaks import _order
+from cavesson.doctor.words import language
+
+OF_EPISODES = [rule for rule in RULES if any(need.startswith(("turns.", "tokens.source")) for need in rule.needs)]
+NAMES = {rule.name for rule in OF_EPISODES}
+OWN = {failure.title for failure in FAILURES if NAMES.intersection(failure.rules)}
+
+
+def said(world: World, folder: Path) -> tuple[RunData, Diagnosis]:
+    data = RunData(cavesson.open(write(world, folder)))
+    return data, diagnose(data, OF_EPISODES)
+
+
+def planted(name: str, level: int, **changes: object) -> World:
+    world = replace(World(seed=7), **changes)
+    FAULTS[name].plant(world, FAULTS[name].levels[level])
+    return world
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_first_with_its_place_and_its_beginning(name: str, tmp_path: Path) -> None:
+    data, found = said(planted(name, 2), tmp_path)
+    fault, first = FAULTS[name], found.causes[0]
+    assert first.rule.name in fault.causes and first.reading.evidence
+    assert (
+        drawn(first.reading, language("en")).startswith("<svg") or name.endswith("leaks") or first.reading.curve is None
+    )
+    if fault.onset:
+        assert first.reading.since is not None and abs(first.reading.since - ONSET) <= 2
+    for one in first.reading.evidence:
+        row, _ = data.run.rollout(one.step, one.sample or 0)
+        assert row["step"] == one.step
+    for code in ("en", "zh", "vi"):
+        texts = language(code).texts(first.rule, first.reading, first.names)
+        assert "{" not in texts.cause + texts.fix
+
+
+def test_every_rule_of_episodes_has_a_fault() -> None:
+    assert {cause for fault in FAULTS.values() for cause in fault.causes} == NAMES
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_of_episodes_has_no_finding(name: str, tmp_path: Path) -> None:
+    _, found = said(HEALTHY[name](World(seed=3)), tmp_path)
+    assert [(one.rule.name, one.reading.seen) for one in found.findings] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_runs_of_many_seeds_have_no_finding(name: str, tmp_path: Path) -> None:
+    for seed in range(10, 16):
+        _, found = said(HEALTHY[name](World(seed=seed)), tmp_path / str(seed))
+        assert [(one.rule.name, one.reading.seen) for one in found.findings] == [], seed
+
+
+def test_no_error_is_named_in_healthy_episodes_by_any_rule(tmp_path: Path) -> None:
+    data = RunData(cavesson.open(write(World(seed=4), tmp_path)))
+    assert [one.rule.name for one in diagnose(data, RULES).findings if one.severity == "error"] == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_advice_names_settings_of_ours_only_in_our_runs(own: bool, tmp_path: Path) -> None:
+    _, found = said(planted("too-few-turns", 2, own=own), tmp_path)
+    (one,) = [one for one in found.findings if one.rule.name == "turn-limit"]
+    fix = language("en").texts(one.rule, one.reading, one.names).fix
+    assert ("environment.max_turns" in fix) == own
+    assert one.settings == ({"environment.max_turns": 8} if own else {})
+
+
+def test_a_run_without_episodes_lacks_nothing_that_rules_of_episodes_need(tmp_path: Path) -> None:
+    """A run of single responses: there is nothing to record, and no failure of episodes to exclude."""
+    world = World(own=False, with_turns=False, with_sources=False, calls=lambda step: 0.0, others=())
+    _, found = said(world, tmp_path)
+    assert {one.rule for one in found.skipped} == NAMES
+    assert all(not one.lacking for one in found.skipped)
+    assert not OWN & {one.failure.title for one in not_excluded(found)}
+
+
+def test_episodes_without_turns_say_what_would_have_to_be_recorded(tmp_path: Path) -> None:
+    _, found = said(World(with_turns=False), tmp_path)
+    open_ones = {one.failure.title: one.lacking for one in not_excluded(found)}
+    assert any("turns.role" in lacking for lacking in open_ones.values())
+
+
+def test_the_order_of_a_permutation_has_the_variance_that_all_of_them_have() -> None:
+    """The score of every order of five values, enumerated: mean 0 and variance 1."""
+    values = np.array([0.0, 1.0, 1.0, 4.0, 9.0])
+    scores = []
+    for order in itertools.permutations(values.tolist()):
+        found = _order(np.repeat(np.arange(20), 5), np.tile(np.arange(5), 20), np.tile(order, 20))
+        assert found is not None
+        scores.append(found[1] / np.sqrt(20))  # twenty equal groups have the score of one, times the root of twenty
+    np.testing.assert_allclose([np.mean(scores), np.var(scores)], [0.0, 1.0], atol=1e-12)
