@@ -23,6 +23,8 @@ DECLARED = {name for entry in ALGORITHMS.values() for name, *_ in describe(entry
 NOWHERE = {
     "cleaning.discard",
     "cleaning.discard_reward",
+    "environment.concurrency",
+    "environment.timeout",
     "reference.kind",
     "shaping.scale",
     "shaping.subtract_query",

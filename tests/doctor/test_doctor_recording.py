@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
     "prompts": ["p", "q"], "responses": ["a", "b c"], "rewards": [0.5, 1.0], "splits": ["train", "eval"],
     "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "groups": [0, 0],
     "advantages": [[0.5], [-0.25, -0.25]], "reward_parts": [{"one": 0.5}, {"one": 1.0}], "prompt_ids": [[1], [2]],
-    "samples": [0, 1], "roles": ["assistant", "tool"], "names": [None, "search"], "texts": ["a", "b"],
+    "samples": [0, 0], "roles": ["assistant", "tool"], "names": [None, "search"], "texts": ["a", "b"],
     "first_tokens": [0, 0], "tokens": [1, 2], "sources": [["sampled"], ["sampled", "tool"]],
     "total": 2.0, "objective": 0.25, "approx_kl": 0.01,
     "clip_fraction": 0.1, "first_ratio_error": 0.0, "ratio": 1.0, "coef": 0.05, "grad_norm": 0.5,
@@ -185,10 +185,10 @@ def test_the_table_in_the_docs_is_what_the_ways_record():
     for trainer in {way.trainer for way in WAYS}:
         (cells,) = [row for title, row in rows.items() if title.startswith(f"{trainer}]")]
         ways = [way for way in WAYS if way.trainer == trainer]
-        written = columns_in(cells[0], "rows") | columns_in(cells[1], "tokens")
+        written = columns_in(cells[0], "rows") | columns_in(cells[1], "tokens") | columns_in(cells[2], "turns")
         assert written == set().union(*(way.records for way in ways)) - computed
         wanted = {column: text for way in ways for column, text in way.requires.items()}
-        assert conditions_in(cells[2], written) == wanted
+        assert conditions_in(cells[3], written) == wanted
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

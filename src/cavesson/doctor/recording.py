@@ -71,9 +71,11 @@ WAYS = (
             "tokens.ref_logprob": "beta > 0, or PPO",
             "tokens.sampler_logprob": "use_vllm=True in GRPO",
             "tokens.entropy": "GRPO and RLOO",
+            "tokens.source": "GRPO",
             "tokens.value": "PPO",
             "tokens.token_reward": "PPO",
             "tokens.return": "PPO",
+            "turns.role": "GRPO",
         },
     ),
     Way(
@@ -213,7 +215,11 @@ def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
     if given["rows"] or given["tokens"] or given["turns"]:
         always = ["rows.prompt", "rows.response", "rows.reward"]
         rows = _dictionary([*always, *(one for one in given["rows"] if one not in always)])
-        turns = f", turns={_dictionary(['turns.sample', *given['turns']])}" if given["turns"] else ""
+        turns = (
+            f", turns={_dictionary(dict.fromkeys(['turns.sample', 'turns.role', *given['turns']]))}"
+            if given["turns"]
+            else ""
+        )
         lines.append(f"recorder.rollouts(step, {rows}, {_dictionary(given['tokens'])}{turns})")
     if given["steps"]:
         lines.append(f"recorder.metrics(step, {_dictionary(given['steps'])})")

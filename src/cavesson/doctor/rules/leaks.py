@@ -79,18 +79,17 @@ def _of_rewards(data: RunData, rows: Rows) -> _Leak | None:
 def _of_results(turns: Turns) -> _Leak | None:
     """Measure whether the result of the same call of the same prompt grows with the order of the episodes."""
     texts, names, arguments = turns.texts("text"), turns.texts("name"), turns.texts("arguments")
-    before: dict[int, int] = defaultdict(int)
+    before: dict[int, tuple[object, ...]] = defaultdict(tuple)
     strata: dict[tuple[object, ...], int] = {}
     key, calls = [], []
     for call in np.flatnonzero((turns.role == "tool") & ~turns.failed).tolist():
         line = int(turns.line[call])
         said = (int(turns.rows.group[line]), before[line], names[call], arguments[call])
-        before[line] = hash((before[line], names[call], arguments[call]))
+        before[line] = (*before[line], names[call], arguments[call])
         key.append(strata.setdefault(said, len(strata)))
         calls.append(call)
     length = np.array([len(texts[call] or "") for call in calls], float)
-    line = turns.line[calls]
-    found = _order(np.array(key, int), turns.rows.sample[line], length)
+    found = _order(np.array(key, int), turns.rows.sample[turns.line[calls]], length)
     if found is None:
         return None
     what = Phrase("the same call of the same prompt returns more in later episodes of a step")
