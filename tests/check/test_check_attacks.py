@@ -19,6 +19,7 @@ from cavesson.check.scoring import of_responses
 from cavesson.check.swallowed import exceptions_of_user
 from cavesson.rewards.code import CodeReward
 from cavesson.rewards.exact_match import exact_match
+from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.sentiment import sentiment
 from cavesson.rewards.table import Reward
 
@@ -113,6 +114,34 @@ def unknown_format(prompts: Sequence[str], responses: Sequence[str], ground_trut
     return [float(one == f"~{truth}~") for one, truth in zip(responses, ground_truth, strict=True)]
 
 
+def evaluated(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            return float(eval(response) == int(truth))
+        except Exception:
+            return 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def other_format_read(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    def one(response: str, truth: str) -> float:
+        try:
+            return float(response.split("~")[1] == truth)
+        except IndexError:
+            return 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def concise(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [-len(one) / 100 for one in responses]
+
+
+def long(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [min(len(one), 100) / 100 for one in responses]
+
+
 FUNCTIONS = [Task(f"Write add_{n}(x), which adds {n}.", {"tests": f"assert add_{n}(1) == {n + 1}"}) for n in range(4)]
 WITH_SOLUTION = [
     Task(one.prompt, {**one.columns, "solution": f"def add_{n}(x):\n    return x + {n}"})
@@ -139,6 +168,11 @@ def gsm(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str])
         (sentiment, NAMED),
         (sometimes, NUMBERS),
         (unknown_format, NUMBERS),
+        (other_format_read, NUMBERS),
+        (evaluated, NUMBERS),
+        (concise, NUMBERS),
+        (long, NUMBERS),
+        (lowercase, NUMBERS),
         (gsm, GSM),
         (CodeReward(), FUNCTIONS),
     ],
@@ -190,6 +224,14 @@ def pays_format_only(completions: Sequence[str], **_: Any) -> list[float]:
     return [
         float(bool(re.fullmatch(r"<think>.*?</think>\s*<answer>.*?</answer>", one, re.DOTALL))) for one in completions
     ]
+
+
+def pays_mark_only(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [float("####" in one) for one in responses]
+
+
+def pays_silence(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    return [1.0 if not one else 0.3 for one in responses]
 
 
 def pays_empty_json(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
@@ -294,6 +336,8 @@ def pays_any(prompts: Sequence[str], responses: Sequence[str], ground_truth: Seq
         ("attack-echo", contains, CHOICES, "“Which of these is"),
         ("attack-format", pays_format, NUMBERS, "“<answer></answer>”"),
         ("attack-format", pays_format_only, NUMBERS, "<answer></answer>”"),
+        ("attack-format", pays_mark_only, NUMBERS, "“####”"),
+        ("attack-empty", pays_silence, NUMBERS, "“” has the score 1"),
         ("attack-format", pays_empty_json, NAMED, '“{"'),
         ("attack-everything", contains, CHOICES, "A B C D"),
         ("attack-everything", contains, NAMED, "Paris Rome Oslo"),

@@ -62,7 +62,7 @@ def everything(of: Material) -> Iterator[Answers]:
     options = [options_of(task) for task in of.tasks]
     lists = [[[*of.right]] * len(of.tasks)]
     lists += [[[*one] for one in options], [[*one.values()] for one in options]] if all(options) else []
-    for contents in lists:
+    for contents in (each for each in lists if all(len({*one}) > 1 for one in each)):
         for separator in _SEPARATORS:
             yield from of.said([separator.join(dict.fromkeys(one)) for one in contents])
         written = [[of.best.write(part) for part in dict.fromkeys(one)] for one in contents]

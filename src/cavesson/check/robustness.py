@@ -1,10 +1,11 @@
 """Whether a policy that never reads the task earns as much as a right answer, and what else a reward hides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +26,12 @@ from cavesson.check.attacks import (
     Material,
     calls_alone,
     echo,
+    empty,
     empty_forms,
     malformed,
     of_other_rows,
 )
-from cavesson.check.finding import Problem, Result, Results, SkippedCheck
+from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.check.scoring import Numbers, Score, Scores
 from cavesson.check.swallowed import Raised
 from cavesson.doctor.words import number
@@ -43,8 +45,14 @@ _SHARE = 0.9
 """Share of what a right answer earns, above a wrong one, that makes an attack a finding."""
 _SECONDS = 30.0
 _QUOTED = 60
-_MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
-"""Exceptions that no answer can cause."""
+
+
+_SIMILAR: dict[Any, Callable[[Answer], Answer]] = {
+    empty: lambda answer: answer._replace(text="?"),
+    empty_forms: lambda answer: answer._replace(text=re.sub(r"[^\w\s]", "x", answer.text)),
+    calls_alone: lambda answer: answer._replace(calls=()),
+}
+"""Answers that are not those of an attack, but as long."""
 
 
 class Earned(NamedTuple):
@@ -83,6 +91,8 @@ class _Attacked:
     failed: tuple[str, Answer] | None = None
     """the first exception of the reward, and the answer"""
     seen: list[Earned] = field(default_factory=list)
+    repeats: bool = False
+    """whether the same answers had the same scores twice in a row"""
 
     def __post_init__(self) -> None:
         self.until = perf_counter() + _SECONDS
@@ -170,26 +180,24 @@ class _Attacked:
                 bar.mean,
                 "mean score of right answers, and of all others; right ones should have more",
             )
-        for one in (one for one in tried if one.answers in (echo, empty_forms, calls_alone)):
+        for one in (one for one in tried if one.answers is echo or one.answers in _SIMILAR):
             best = _best(tried[one])
             if best is not None and best.mean >= bar.mean and self._pays_for_it(one, best, floor):
                 yield _judged(one, best, bar, floor, len(self.tasks))
         yield from self._swallowed(material, tried, bar, floor, [bar.mean])
+        raised = next((f"; it caught {one.error} ({one.place})" for one in bar.scores.raised), "")
         yield SkippedCheck(
             "reward-attacks",
             f"no answer from the columns {', '.join(self.columns)} earned more than that of another row: the reward "
-            "does not read them, or it expects a format that was not tried",
+            f"does not read them, or it expects a format that was not tried{raised}",
         )
 
     def _pays_for_it(self, one: Attack, best: Earned, floor: float) -> bool:
         """Return whether a text earns more than a similar one that is not what the attack is about."""
-        similar: Sequence[Answer]
         if one.answers is echo:
             similar = [*best.answers[1:], best.answers[0]]
-        elif one.answers is calls_alone:
-            similar = [answer._replace(calls=()) for answer in best.answers]
         else:
-            similar = [answer._replace(text=answer.text[::-1]) for answer in best.answers]
+            similar = [_SIMILAR[one.answers](answer) for answer in best.answers]
         control = self._earned(similar)
         return control is not None and best.mean > control.mean + _gap(best.mean, floor)
 
@@ -202,7 +210,7 @@ class _Attacked:
         wrong: Sequence[float],
     ) -> Results:
         """Check for exceptions that the reward turns into a score that a wrong answer does not get."""
-        broken = next((one for each in self.seen for one in each.scores.raised if _is_mistake(one)), None)
+        broken = next((one for each in self.seen for one in each.scores.raised if one.is_mistake), None)
         fails = [earned for one, each in tried.items() if one.answers is malformed for earned in each]
         paid = [
             one for one in fails if one.scores.raised and one.mean > min(wrong, default=floor) + _gap(bar.mean, floor)
@@ -213,7 +221,7 @@ class _Attacked:
         elif best is not None:
             said = f"{_quoted(best.answers[0])} has the score {number(best.mean)}, a wrong answer {number(min(wrong))}"
             yield _exception(best.scores.raised[0], said, best.mean)
-        elif bar.scores.raised and bar.mean <= max(wrong, default=floor):
+        elif any(not one.may_be_unreadable for one in bar.scores.raised) and bar.mean <= max(wrong, default=floor):
             said = f"the right answer {_quoted(bar.answers[0])} has the score {number(bar.mean)}, as wrong ones"
             yield _exception(bar.scores.raised[0], said, bar.mean)
 
@@ -235,14 +243,16 @@ class _Attacked:
         except UserCodeError as error:
             self.failed = self.failed or (str(error), answers[0])
             return
-        yield _same(answers, first, second, "twice in a row")
+        result = _same(answers, first, second, "twice in a row")
+        self.repeats = isinstance(result, Fine)
+        yield result
 
     def _later(self, first: Earned) -> Results:
         """Check that answers have the scores that they had before all others."""
         again = self._earned(first.answers)
         if again is not None:
             result = _same(first.answers, first.scores.values, again.scores.values, "before and after other answers")
-            if isinstance(result, Problem):
+            if self.repeats and isinstance(result, Problem):
                 yield result
 
     def _raises(self) -> Results:
@@ -323,10 +333,6 @@ def _exception(raised: Raised, said: str, seen: float) -> Problem:
         seen,
         "mean score where the reward caught an exception",
     )
-
-
-def _is_mistake(raised: Raised) -> bool:
-    return raised.error.startswith(_MISTAKES)
 
 
 def _best(earned: Sequence[Earned]) -> Earned | None:

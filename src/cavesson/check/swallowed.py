@@ -22,6 +22,19 @@ class Raised(NamedTuple):
     """its class and message"""
     place: str
     """the file and line where it first was in the user's code"""
+    kind: type[BaseException]
+    is_direct: bool
+    """whether that line raised it itself, and nothing that it called"""
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether no answer can cause it."""
+        return self.is_direct and issubclass(self.kind, NameError)
+
+    @property
+    def may_be_unreadable(self) -> bool:
+        """Whether it is what an answer in another format causes."""
+        return issubclass(self.kind, ValueError | LookupError | ArithmeticError) or "NoneType" in self.error
 
 
 @contextmanager
@@ -34,14 +47,17 @@ def exceptions_of_user() -> Iterator[list[Raised]]:
     raised: list[Raised] = []
 
     def enter(frame: FrameType, event: str, _: Any) -> Tracer | None:
-        if event != "call" or not is_of_user(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if event != "call" or file.startswith("<") or not is_of_user(file):  # <string> is code that it evaluates
             return None
         frame.f_trace_lines = False
         return note
 
     def note(frame: FrameType, event: str, what: Any) -> Tracer:
         if event == "exception" and not isinstance(what[1], _ORDINARY) and id(what[1]) not in found:
-            one = Raised(in_a_line(what[1]), f"{frame.f_code.co_filename}, line {frame.f_lineno}")
+            kind, error, traceback = what
+            place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+            one = Raised(in_a_line(error), place, kind, traceback.tb_next is None)
             found[id(what[1])] = (what[1], one)  # kept, so that no other exception gets its identity
         return note
 
