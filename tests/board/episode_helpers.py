@@ -46,7 +46,7 @@ EPISODES: list[list[dict[str, Any]]] = [
         _call(2, "multiply", '{"error": "b is missing"}', error="b is missing"),
         _turn(2, "assistant", "I cannot tell."),
     ],
-    [_turn(3, "assistant", "42")],
+    [_turn(3, "assistant", "42"), _turn(3, "user", "Good.")],
     [],
 ]
 """By sample: its turns. The last has none."""

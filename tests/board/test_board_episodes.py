@@ -36,6 +36,7 @@ def expected(holds):
         ('tool == "search" and error', lambda tool, error, _: tool == "search" and error),
         ('tool == "search" and not error', lambda tool, error, _: tool == "search" and not error),
         ('tool == "multiply" and error', lambda tool, error, _: tool == "multiply" and error),
+        ('tool == "multiply" and not error', lambda tool, error, _: tool == "multiply" and not error),
         ('tool != "search"', lambda tool, error, _: tool != "search"),
         ('"multiply" == tool', lambda tool, error, _: tool == "multiply"),
         ('tool in ["multiply", "absent"]', lambda tool, error, _: tool == "multiply"),
@@ -127,6 +128,14 @@ def test_the_tools_of_a_step(client):
 def test_the_responses_to_a_prompt_side_by_side_are_the_answers(client):
     (group,) = client.get(f"{BASE}/groups", params={"step": 0}).json()["groups"]
     assert [row["response"] for row in group["rows"]][1:] == ["Yes.", "I cannot tell.", "42", "No turns here."]
+
+
+def test_a_comparison_shows_the_answer_of_the_newest_response(client):
+    answer = client.get("/api/compare", params={"runs": "0@0-0,0@1-1"}).json()
+    (prompt,) = answer["prompts"]
+    for side in prompt["runs"]:
+        own = [turn["text"] for turn in EPISODES[side["sample"]] if turn["role"] == "assistant"]
+        assert side["response"] == (own[-1] if own else "No turns here.")
 
 
 def test_sql_and_exports_have_the_turns(client):

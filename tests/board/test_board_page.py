@@ -146,7 +146,7 @@ def test_the_bundle_carries_the_licences_of_what_is_in_it(bundle: Path):
     """
     inputs = json.loads(node("--input-type=module", "--eval", program))
     packages = {found[1] for name in inputs if (found := re.search(r"node_modules/((?:@[^/]+/)?[^/]+)/", name))}
-    assert packages >= {"preact", "uplot"}
+    assert packages >= {"marked", "preact", "temml", "uplot"}
     for name in packages:
         licence = (WEB / "node_modules" / name / "LICENSE").read_text("utf-8").strip()
         assert "Copyright" in licence and licence in (bundle / "board.js").read_text("utf-8"), name

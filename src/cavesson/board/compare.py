@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cavesson.board.distributions import count_bins, edges_of
 from cavesson.board.rows import LENGTH as SHOWN
+from cavesson.board.rows import answers
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
@@ -174,12 +175,12 @@ def prompts_of(snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) 
 
 
 def _side(run: OpenRun, snapshot: Snapshot, side: PromptResults, places: Array) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield some prompts, with what is shown of the results of one side."""
+    """Yield some prompts, with what is shown of the results of one side; of episodes, what the policy said last."""
     rows = side.newest[places]
     if not len(rows):
         return
-    keys, texts = snapshot.keys(rows), run.texts(snapshot, rows)
+    keys, texts, last = snapshot.keys(rows), run.texts(snapshot, rows), answers(run, snapshot, rows)
     numbers = (values.tolist() for values in (snapshot.raw("reward")[rows], side.mean[places], side.counts[places]))
     for (step, sample), reward, mean, count, prompt, response in zip(keys, *numbers, *texts, strict=True):
         line = {"run": run.number, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
-        yield prompt[:SHOWN], line | {"response": response[:SHOWN]}
+        yield prompt[:SHOWN], line | {"response": last.get((step, sample), response)[:SHOWN]}

@@ -147,7 +147,13 @@ function Similar({ run, place }: { run: number; place: Rollout }) {
           <span class="muted number" title={t("sharedHint")}>
             {percent(row.shared, 0)}
           </span>
-          <RolloutLine run={run} step={row.step} sample={row.sample} reward={row.reward} response={row.response} />
+          <RolloutLine
+            run={run}
+            step={row.step}
+            sample={row.sample}
+            reward={row.reward}
+            response={row.answer ?? row.response}
+          />
         </div>
       ))}
     </>

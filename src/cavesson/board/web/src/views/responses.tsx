@@ -224,7 +224,7 @@ function Head({ columns, sort, ahead }: HeadProps) {
             key={key}
             role="columnheader"
             aria-sort={way}
-            class={`td ${grow ? "" : "number"} ${arrow ? "sorted" : ""}`}
+            class={`td ${grow || isText(key) ? "" : "number"} ${arrow ? "sorted" : ""}`}
             style={{ width: `${width}px`, flexGrow: String(grow ?? 0) }}
           >
             {sortable ? (
@@ -246,6 +246,8 @@ function Head({ columns, sort, ahead }: HeadProps) {
   );
 }
 
+const isText = (key: string): boolean => key === "note" || key === "tools";
+
 type Bar = (value: number) => number;
 
 /** Bars behind the sorted column, over the middle nine tenths of what the run has. */
@@ -261,7 +263,7 @@ function cell({ key, width, grow, cell: content }: Column, row: Row, bar: Bar | 
   const style: Record<string, string> = { width: `${width}px`, flexGrow: String(grow ?? 0) };
   const value = bar && statistic(row, key);
   if (bar && typeof value === "number") style["backgroundSize"] = `${(bar(value) * 100).toFixed(1)}% 2px`;
-  const text = grow || key === "note" || key === "tools";
+  const text = grow || isText(key);
   return (
     <span key={key} class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
       {content(row)}
