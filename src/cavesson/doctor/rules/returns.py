@@ -21,6 +21,20 @@ def without_penalty(data: RunData, sample: Sample) -> Array:
     return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
 
 
+def turn_rewards(data: RunData) -> Array:
+    """Return [N] what environments gave for turns, on the last tokens of these; 0 on other tokens."""
+    sample, turns = data.sample, data.turns
+    found = np.zeros(len(sample))
+    if not turns.recorded("reward"):
+        return found
+    place = turns["first_token"] + turns["tokens"] - 1
+    given = np.isfinite(turns["reward"] + place) & (turns["tokens"] > 0)
+    at = np.searchsorted(sample.line, turns.line[given]) + place[given].astype(np.int64)
+    is_there = (at < len(sample)) & (sample.line[np.minimum(at, len(sample) - 1)] == turns.line[given])
+    found[at[is_there]] = turns["reward"][given][is_there]
+    return found
+
+
 def may_follow(data: RunData) -> bool:
     """Return whether the score may be on the token after the last one: TRL puts it there, and its returns have it."""
     return not data.recorded("info.config") or str(data.setting("trainer", "")).startswith("trl")

@@ -14,7 +14,7 @@ from cavesson.doctor.groups import mean_of
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISLED, RUNAWAY
-from cavesson.doctor.rules.returns import may_follow, penalty, without_penalty
+from cavesson.doctor.rules.returns import may_follow, penalty, turn_rewards, without_penalty
 from cavesson.doctor.series import (
     Array,
     Series,
@@ -88,7 +88,7 @@ class _Seen(NamedTuple):
 
 
 def _in_token_rewards(data: RunData) -> _Seen | None:
-    sample, reward = data.sample, data.sample["token_reward"]
+    sample, reward = data.sample, data.sample["token_reward"] - turn_rewards(data)
     expected = sample.rows["kl_coef"][sample.line] * penalty(data, sample)
     inner = sample.trained & ~sample.last & np.isfinite(expected + reward) & (sample.rows["kl_coef"][sample.line] > 0)
     if inner.sum() < 50 or np.std(expected[inner]) < 1e-6:
@@ -152,7 +152,9 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     sample = data.sample
     if recorded_white(data):
         return None  # whitening changes all token rewards
-    rest, score = without_penalty(data, sample), sample.rows.trained_reward[sample.line]
+    turns = turn_rewards(data)
+    rest = without_penalty(data, sample) - turns
+    score = (sample.rows.trained_reward - np.bincount(sample.line, turns, len(sample.rows)))[sample.line]
     # A score near 0 cannot be located, because a token reward is recorded with eleven bits of precision.
     clear = np.isfinite(rest) & (np.abs(score) > 0.05)
     off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
