@@ -94,7 +94,7 @@ def test_a_token_that_was_not_learned_is_grey_and_says_why(browser, board):
 
 def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, board):
     columns = "sample,turns,calls,call_errors,tools,response"
-    with opened(browser, f"{board.address}/responses?scope=step&step=0&columns={columns}", forgiven="400") as page:
+    with opened(browser, f"{board.address}/responses?scope=step&step=0&columns={columns}") as page:
         cells = page.locator('.tr[aria-rowindex="2"] .td')
         expect(cells).to_have_text(["1", "4", "2", "1", "search ×2 ✕1", "Yes."])
         page.locator("input.filter").fill('tool == "search" and error')
@@ -103,7 +103,7 @@ def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, boa
         page.locator("input.filter").fill('tool == "multiply" and error')
         page.keyboard.press("Enter")
         expect(page.locator(".tr .td.words").last).to_have_text("I cannot tell.")
-        go(page, "/responses?run=1&filter=turns+>+2")
+    with opened(browser, f"{board.address}/responses?run=1&filter=turns+>+2", forgiven="400") as page:
         expect(page.locator("main")).to_contain_text("no turns are recorded in this run")
 
 
