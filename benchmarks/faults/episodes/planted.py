@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.faults.episodes.world import TEXT, Answer, Episode, Tokens, World, failed, usual
+from benchmarks.faults.episodes.world import TEXT, Answer, Episode, Tokens, Turn, World, failed, usual
 
 ONSET = 12
 """The step from which a fault is there that begins in the middle of a run."""
@@ -227,6 +227,17 @@ def _shy(world: World) -> World:
     return replace(world, calls=lambda step: min(1.0, 0.2 + step / 24), skill=lambda step: min(0.95, 0.2 + step / 25))
 
 
+def _invents(world: World) -> World:
+    """A policy that calls a tool which does not exist, and learns that it does not."""
+
+    def answers(world: World, episode: Episode, tool: str, given: dict[str, Any]) -> Answer:
+        if tool != "multiply" and world.chance.random() < 0.9 - episode.step / 10:
+            episode.turns.append(Turn("tool", '{"error": "no such tool"}', "times", {}, 0.0, "no such tool"))
+        return usual(world, episode, tool, given)
+
+    return replace(world, answers=answers)
+
+
 HEALTHY: dict[str, Callable[[World], World]] = {
     "usual": lambda world: world,
     "foreign": lambda world: replace(world, own=False),
@@ -242,5 +253,6 @@ HEALTHY: dict[str, Callable[[World], World]] = {
     "conversation": lambda world: replace(world, talks=True, others=()),
     "single-prompts": lambda world: replace(world, siblings=1),
     "large-groups": lambda world: replace(world, siblings=8, batch=64),
+    "invents-a-tool": _invents,
     "short": lambda world: replace(world, steps=4),
 }

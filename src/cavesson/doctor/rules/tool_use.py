@@ -38,10 +38,11 @@ def _episodes(turns: Turns) -> Array:
 
 
 def _offered(data: RunData) -> list[str]:
-    """Return the tools that the settings name, or that were called."""
+    """Return the tools that the settings name, or that have answered: a policy also calls tools that do not exist."""
     named = data.setting("config.environment.tools") if data.own else None
     settings = [str(one).rpartition(":")[2] for one in named] if isinstance(named, list | tuple) else []
-    return list(dict.fromkeys([*settings, *data.turns.calls]))
+    answered = [name for name, calls in data.turns.calls.items() if not data.turns.failed[calls].all()]
+    return list(dict.fromkeys([*settings, *answered]))
 
 
 @rule(

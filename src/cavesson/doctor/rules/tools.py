@@ -112,7 +112,7 @@ def calls_fail(
     for name, calls in tools.items():
         points = turns.by_step(calls, turns.failed)
         first = _since_failing(turns, calls, points, max(limit, points.first() + growth), data.chance / len(tools))
-        if min(points.first(), points.last(), points.value.mean()) > always:
+        if min(points.first(), points.last(), points.value.mean()) > always and _goes_on(turns, calls):
             first = int(points.step[0])
         found.append(_Tool(name, points, first, calls[turns.failed[calls]]))
     if not found:
@@ -120,6 +120,12 @@ def calls_fail(
     worst = _worst(found)
     words: Words = {"before": Share(worst.points.first()), "error": _usual_error(turns, worst.wrong)}
     return _judged(found, max(limit, worst.points.first() + growth), words, turns)
+
+
+def _goes_on(turns: Turns, calls: Array) -> bool:
+    """Return whether calls do not become rare: those of a tool that does not exist do, as the policy learns."""
+    late = turns.step[calls] >= np.median(turns.rows.steps)
+    return bool(late.mean() > 0.4)
 
 
 def _since_failing(turns: Turns, calls: Array, points: Series, high: float, chance: float) -> int | None:
