@@ -2,15 +2,21 @@
 
 import json
 import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from cavesson.data.chat import Chat
+from cavesson.sampling.responses import Responses, Turns
+from cavesson.types import Batch
 
 TEMPLATES = Path(__file__).with_name("templates")
 """In the structure of public ones."""
@@ -148,3 +154,48 @@ def rendered(name: str, messages: list[dict], tools: list[dict], opens: bool) ->
 
 def encoded(name: str, text: str) -> list[int]:
     return list(tokenizer(name)(text, add_special_tokens=False)["input_ids"])
+
+
+class Script:
+    """An engine that writes, in each row, one text after the other; each ends with the end token unless it is cut."""
+
+    def __init__(self, encode: Any, texts: dict[int, list[str]]) -> None:
+        self.encode, self.texts = encode, texts
+        self.eos = torch.tensor([encode.eos_token_id])
+        self.turns: dict[int, int] = {}
+        self.rounds: list[list[int]] = []
+        self.seen: dict[int, list[list[int]]] = {}
+
+    def sample(
+        self,
+        prompts: Batch,
+        step: int,
+        rows: Sequence[int],
+        temperature: float | None = None,
+        turns: Turns | None = None,
+    ) -> Responses:
+        assert turns is not None
+        self.rounds.append(list(rows))
+        found, reasons = [], []
+        for place, row in enumerate(rows):
+            read = prompts["prompt_ids"][place][prompts["prompt_mask"][place] > 0].tolist()
+            self.seen.setdefault(row, []).append(read)
+            text = self.texts[row][self.turns.get(row, 0)]
+            self.turns[row] = self.turns.get(row, 0) + 1
+            ids = [*self.encode(text)["input_ids"], self.encode.eos_token_id]
+            room = turns.room[place]
+            reasons.append("eos" if len(ids) <= room else "length")
+            found.append(ids[:room])
+        width = max(map(len, found))
+        mask = torch.tensor([[1.0] * len(ids) + [0.0] * (width - len(ids)) for ids in found])
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in found])
+        return Responses(padded, mask, -0.5 * mask, reasons, torch.full_like(padded, step))
+
+    def sampling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def synchronise(self, step: int) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...

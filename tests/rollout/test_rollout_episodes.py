@@ -3,12 +3,10 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
-import torch
-from rollout_helpers import chat, tokenizer
+from rollout_helpers import Script, chat, tokenizer
 
 from cavesson.data.prompts import PromptSet, given_prompts
 from cavesson.data.settings import PromptSettings
@@ -17,56 +15,9 @@ from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.episodes import Episode, Played, play
 from cavesson.rollout.loading import Given, load_environments
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.sampling.responses import Responses, Turns
-from cavesson.types import Batch
 
 NAME = "qwen2_5"
 TOKENIZER = tokenizer(NAME)
-
-
-class Script:
-    """An engine that writes, in each row, one text after the other; each ends with the end token unless it is cut."""
-
-    def __init__(self, texts: dict[int, list[str]]) -> None:
-        self.texts = texts
-        self.eos = torch.tensor([TOKENIZER.eos_token_id])
-        self.turns: dict[int, int] = {}
-        self.rounds: list[list[int]] = []
-        self.seen: dict[int, list[list[int]]] = {}
-
-    def sample(
-        self,
-        prompts: Batch,
-        step: int,
-        rows: Sequence[int],
-        temperature: float | None = None,
-        turns: Turns | None = None,
-    ) -> Responses:
-        assert turns is not None
-        self.rounds.append(list(rows))
-        found, reasons = [], []
-        for place, row in enumerate(rows):
-            read = prompts["prompt_ids"][place][prompts["prompt_mask"][place] > 0].tolist()
-            self.seen.setdefault(row, []).append(read)
-            text = self.texts[row][self.turns.get(row, 0)]
-            self.turns[row] = self.turns.get(row, 0) + 1
-            ids = [*TOKENIZER(text)["input_ids"], TOKENIZER.eos_token_id]
-            room = turns.room[place]
-            reasons.append("eos" if len(ids) <= room else "length")
-            found.append(ids[:room])
-        width = max(map(len, found))
-        mask = torch.tensor([[1.0] * len(ids) + [0.0] * (width - len(ids)) for ids in found])
-        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in found])
-        return Responses(padded, mask, -0.5 * mask, reasons, torch.full_like(padded, step))
-
-    def sampling(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def synchronise(self, step: int) -> None: ...
-
-    def rest(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def multiply(a: int, b: int) -> int:
@@ -141,7 +92,7 @@ def played(
     **settings: Any,
 ) -> tuple[list[Episode], Played, Script, Conversation]:
     conversation, prompts = made(len(texts), tools, environment, starts, max_tokens, **settings)
-    engine = Script(dict(enumerate(texts)))
+    engine = Script(TOKENIZER, dict(enumerate(texts)))
     episodes = conversation.begin(prompts, range(len(texts)), range(len(texts)))
     columns = play(engine, episodes, 3, None, conversation)
     return episodes, columns, engine, conversation
