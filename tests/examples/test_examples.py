@@ -49,6 +49,25 @@ def test_a_loop_of_ones_own_is_recorded(tmp_path: Path) -> None:
     assert run.token_texts([0, 5]) == [" kind", " cold"]
 
 
+def test_the_word_game_has_the_rules_that_it_says() -> None:
+    """The points of a game that is played by hand: 1 for each word, and 2/3 for one of two letters, which ends it."""
+    game = runpy.run_path(str(EXAMPLES / "environment.py"))["WordGame"]()
+    game.reset("apple")
+    assert [game.user_reply("egg!"), game.user_reply("home "), game.user_reply("ab?")] == ["garden", "eagle", None]
+    assert game.get_reward() == pytest.approx(2 + 2 / 3)
+    game.reset("apple")
+    assert game.user_reply("apple.") is None and game.get_reward() == 0
+
+
+@pytest.mark.slow
+def test_the_word_game_is_learned(tmp_path: Path) -> None:
+    run = recorded("environment.py", tmp_path / "run")
+    rewards = run.steps()["reward/mean"].to_numpy()
+    assert rewards[0] < 0.2 and rewards[-5:].mean() > 2
+    turns = run.pandas("turns")
+    assert turns.groupby(["step", "sample"])["role"].agg(lambda one: (one == "user").sum()).max() == 3
+
+
 def test_couplets_rhyme_and_have_the_form_of_what_they_answer() -> None:
     """霜 shuāng rhymes with 乡 xiāng, and not with 山 shān; a prompt without Chinese has no form to repeat."""
     rewards = runpy.run_path(str(ROOT / "recipes" / "rhyme" / "rhyme.py"))["rhymes"]

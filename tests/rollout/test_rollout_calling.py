@@ -360,10 +360,10 @@ def test_reset_gets_a_copy_of_the_row():
 
 def test_what_the_methods_of_an_environment_may_return():
     one = instance()
-    assert contract.user_reply(CALLER, one).result(WAIT) is None
+    assert contract.user_reply(CALLER, one, "said").result(WAIT) is None
     assert contract.get_reward(CALLER, one).result(WAIT) is None
     one.environment.given = "go on"
-    assert contract.user_reply(CALLER, one).result(WAIT) == "go on"
+    assert contract.user_reply(CALLER, one, "said").result(WAIT) == "go on"
     one.environment.given = 1
     assert contract.get_reward(CALLER, one).result(WAIT) == 1.0
 
@@ -382,7 +382,7 @@ def test_a_reply_that_is_not_text_is_the_users_error(value):
     one = instance()
     one.environment.given = value
     with pytest.raises(UserCodeError, match="user_reply of the environment Full returned a value of type"):
-        contract.user_reply(CALLER, one).result(WAIT)
+        contract.user_reply(CALLER, one, "said").result(WAIT)
 
 
 class Broken:
@@ -405,7 +405,7 @@ def test_an_environment_that_breaks_is_the_users_error_with_its_place():
     with pytest.raises(UserCodeError, match="get_reward of the environment Broken raised SystemExit: 4"):
         contract.get_reward(CALLER, one).result(WAIT)
     with pytest.raises(UserCodeError, match=f"user_reply .* returned nothing within 0.05 s .{__file__}"):
-        contract.user_reply(Caller(1, 0.05), one).result(WAIT)
+        contract.user_reply(Caller(1, 0.05), one, "said").result(WAIT)
 
 
 def test_done_and_turn_rewards():

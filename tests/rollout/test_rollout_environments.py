@@ -4,6 +4,8 @@ import pytest
 
 from cavesson.config_paths import in_folder
 from cavesson.errors import UserCodeError, UserError
+from cavesson.rollout import contract
+from cavesson.rollout.calling import Caller
 from cavesson.rollout.environments import Environments, NoEnvironment
 from cavesson.rollout.loading import Given, load_environments
 from cavesson.rollout.settings import EnvironmentSettings
@@ -68,6 +70,24 @@ class Game:
 
     def user_reply(self) -> str | None:
         return None
+
+
+class Hears(Game):
+    def user_reply(self, answer: str) -> str | None:
+        return answer.upper()
+
+
+class HearsMore(Game):
+    def user_reply(self, answer: str, mood: str) -> str | None:
+        return answer
+
+
+def test_a_user_may_hear_what_was_said():
+    environments = Environments({None: Hears})
+    one = environments.take(environments.of({}))
+    assert contract.user_reply(Caller(1, 5.0), one, "hello").result(10) == "HELLO"
+    with pytest.raises(UserError, match=r"HearsMore: user_reply .* gets no argument but 'answer'"):
+        Environments({None: HearsMore})
 
 
 def test_the_tools_of_an_environment_are_the_functions_then_its_methods_as_in_trl():

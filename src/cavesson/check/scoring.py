@@ -133,7 +133,7 @@ def _play(caller: Caller, episodes: Sequence[_Episode], max_turns: float) -> Non
 def _replied(caller: Caller, episodes: Sequence[_Episode]) -> list[_Episode]:
     """Let the users of episodes reply, and return those in which the policy has another turn."""
     open_ones = [one for one in episodes if one.world.kind.speaks and not one.is_done]
-    replies = [contract.user_reply(caller, one.world) for one in open_ones]
+    replies = [contract.user_reply(caller, one.world, one.said[-1]) for one in open_ones]
     going_on = []
     for one, reply in zip(open_ones, replies, strict=True):
         text = reply.result()

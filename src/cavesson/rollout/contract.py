@@ -17,9 +17,9 @@ def reset(caller: Caller, instance: Instance, row: Mapping[str, Any]) -> "Future
     return _called(caller, instance, "reset", _text, instance.kind.taken(row))
 
 
-def user_reply(caller: Caller, instance: Instance) -> "Future[str | None]":
+def user_reply(caller: Caller, instance: Instance, answer: str) -> "Future[str | None]":
     """Return what the user says to the model's answer, or None if the episode ends with it."""
-    return _called(caller, instance, "user_reply", _text)
+    return _called(caller, instance, "user_reply", _text, {"answer": answer} if instance.kind.hears else {})
 
 
 def get_reward(caller: Caller, instance: Instance) -> "Future[float | None]":

@@ -237,7 +237,7 @@ class Conversation:
             return results
         if not instance.kind.speaks or contract.is_done(instance) or self._is_last(episode):
             return []
-        text = await asyncio.wrap_future(contract.user_reply(self._caller, instance))
+        text = await asyncio.wrap_future(contract.user_reply(self._caller, instance, episode.turns[-1].text))
         if text is None:
             return []
         episode.messages.append({"role": "user", "content": text})

@@ -19,6 +19,8 @@ Factory = Callable[[], Any]
 COLUMN = "environment"
 """The column of the data that names a row's environment, if there are several."""
 _METHODS = ("reset", "get_reward", "user_reply")
+ANSWER = "answer"
+"""The argument of `user_reply`, if it has one: what the policy has just said."""
 
 
 class NoEnvironment:
@@ -66,10 +68,12 @@ class Kind:
         kind = cls(name, factory, probe, methods, tools_of([*functions, *public]))
         if "reset" not in methods:
             raise UserError(f"the environment {kind.label} has no method `reset`, which begins an episode")
-        for one in {"get_reward", "user_reply"} & {*methods}:
-            if any(map(_is_required, kind._parameters(one))):
+        for one, given in (("get_reward", ()), ("user_reply", (ANSWER,))):
+            wanted = kind._parameters(one) if one in methods else []
+            if any(_is_required(parameter) and parameter.name not in given for parameter in wanted):
                 place = line_of(getattr(probe, one))
-                raise UserError(f"the environment {kind.label}: {one}{place} is called without arguments")
+                gets = "is called without arguments" if not given else f"gets no argument but {ANSWER!r}"
+                raise UserError(f"the environment {kind.label}: {one}{place} {gets}")
         return kind
 
     @property
@@ -86,6 +90,11 @@ class Kind:
     def speaks(self) -> bool:
         """Whether it replies to answers as the user."""
         return "user_reply" in self.methods
+
+    @property
+    def hears(self) -> bool:
+        """Whether its reply depends on the text of the answer."""
+        return self.speaks and any(one.name == ANSWER for one in self._parameters("user_reply"))
 
     @property
     def rewards_turns(self) -> bool:
