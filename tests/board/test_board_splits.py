@@ -288,7 +288,7 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
         for one in methods.get("get", {}).get("parameters", [])
         if one["name"] == "split"
     }
-    some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export"}
+    some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export", "tools"}
     some |= {"similar/{step}/{sample}"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
     wrong = records.both.get("/api/runs/0/rows", params={"split": "test"})

@@ -76,7 +76,8 @@ def test_the_hooks_of_trl_have_the_columns_that_its_line_names():
     ones = torch.ones(1, 2)
     names = ("completion_ids", "completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps")
     output = dict.fromkeys((*names, "sampling_per_token_logps"), ones)
-    grouped = {*trl_grouped._tokens(output, []), "entropy"} - {"attended"}  # the loss adds the entropy
+    # The loss adds the entropy, and runs with tools the sources of tokens.
+    grouped = {*trl_grouped._tokens(output, []), "entropy", "source"} - {"attended"}
     assert tokens_of("trl") == grouped | {*trl_ppo.COLUMNS}
     of_ppo = {one for one, text in WAY["trl"].requires.items() if text == "PPO"}
     assert of_ppo == {f"tokens.{name}" for name in trl_ppo.COLUMNS.keys() - grouped}

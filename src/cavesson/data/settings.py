@@ -78,7 +78,7 @@ class DataSettings(SourceSettings):
     validation_split: str | None = None
     """split to hold out, of `validation_path` or else of `path`"""
     max_rows: int | None = Field(None, ge=1)
-    """read at most this many rows of every source, from its beginning"""
+    """number of rows read of every source; none = all"""
     stream: bool = False
     """read rows while training, for data that does not fit in memory"""
     shuffle_buffer: int = Field(10_000, ge=1)
