@@ -19,7 +19,7 @@ def account(place: Path | str, prompts: Sequence[str], steps: int) -> None:
         prompts: all prompts of the data.
         steps: training steps that were done.
     """
-    run = cavesson.open(place)
+    run = cavesson.open(place, allow_remote=True)
     config, said = run.info["config"], run.info["prompts"]
     size, samples = config["batch_size"], config["samples_per_prompt"]
     kept = [prompt for index, prompt in enumerate(prompts) if index not in said["dropped"]]

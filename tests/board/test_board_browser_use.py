@@ -203,6 +203,7 @@ def test_a_star_that_cannot_be_kept_says_so(browser, board_told):
             expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_note_that_cannot_be_kept_stays_in_the_field(browser, tmp_path):
     folder = record_run(tmp_path / "noted", steps=2)
     with (

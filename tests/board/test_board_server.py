@@ -350,6 +350,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, empty = tmp_path / "later", tmp_path / "empty"

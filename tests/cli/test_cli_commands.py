@@ -68,6 +68,7 @@ def test_flags_lie_over_the_recipe_and_are_written_into_the_run(tmp_path: Path) 
     assert open_run(here / "other").rows(["kl_coef"])["kl_coef"].to_pylist() == [0.5] * 4
 
 
+@pytest.mark.slow
 def test_no_recipe_is_needed(tmp_path: Path) -> None:
     here = fresh(tmp_path / "here")
     config = tomllib.loads(RECIPE)

@@ -110,6 +110,7 @@ def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
             board.kill()
 
 
+@pytest.mark.slow
 def test_one_process_for_each_core_indexes_all_runs(tmp_path):
     folders = [new_run(tmp_path / str(i)) for i in range(2 * usable_processors() + 1)]
     for folder in folders:

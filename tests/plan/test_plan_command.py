@@ -18,6 +18,7 @@ def at_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(RECIPES.parent)
 
 
+@pytest.mark.slow
 def test_the_json_of_a_plan() -> None:
     done = CliRunner().invoke(app, ["plan", str(RECIPES / "tiny-sft.toml"), "--gpus", "2", "--gpu", "h200", "--json"])
     (plan,) = json.loads(done.stdout)

@@ -104,6 +104,7 @@ def test_the_plan_has_adapters_in_the_dtype_of_the_run(
     assert dtypes == expected
 
 
+@pytest.mark.slow
 def test_a_separate_critic_learns_too(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     critic = predicted(tmp_path, tokenizer, value__kind="separate").stays
     assert critic["critic"] == 4 * (WEIGHTS + 97)  # the embeddings are in the trunk, and the head is tied to them

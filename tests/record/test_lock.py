@@ -58,6 +58,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.getfixturevalue('server')}/{tmp_path.name}"
 
 
+@pytest.mark.sampled(1)
 def test_the_second_writer_is_told_who_the_first_is(place: str) -> None:
     other = Other(place)
     since = json.loads(storage(place).read("writer.json"))["since"][:19].replace("T", " ")

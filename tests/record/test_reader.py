@@ -68,6 +68,7 @@ def check_whole(run) -> list[int]:
     return steps
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_every_flushed_step_and_nothing_broken(folder):
     seed = random.randrange(2**32)
     chance = random.Random(seed)

@@ -43,6 +43,7 @@ def rewards(folder: Path) -> list[float]:
     return cavesson.open(folder).rows(["reward"])["reward"].to_pylist()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = finish(tmp_path / "whole", **INSIDE)
     broken_off(tmp_path / "run", 3, **INSIDE)

@@ -217,7 +217,7 @@ def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def everything(folder: Path) -> dict[str, Any]:
     """What of a finished run must be the same bit for bit when it is run again, or was killed in between."""
-    run = cavesson.open(folder)
+    run = cavesson.open(folder, allow_remote=True)
     rows = run.rows()
     newest = max((folder / "checkpoints").glob("step-*"))
     files = [*(folder / "model").glob("*.safetensors"), *newest.iterdir(), *folder.glob("*.safetensors")]
