@@ -58,6 +58,8 @@ def test_thinking_is_folded_and_markdown_and_formulas_are_shown_on_demand(browse
         response.locator("summary").first.click()
         expect(response.get_by_text("I should multiply.")).to_be_visible()
         expect(response).to_contain_text("**42**")
+        scripts = "performance.getEntriesByName(new URL('markdown.js', document.baseURI).href).length"
+        assert page.evaluate(scripts) == 0  # a reader who asks for no Markdown does not load its libraries
         page.get_by_role("button", name="Markdown").click()
         expect(response.locator("b", has_text="42")).to_have_count(1)
         expect(response.locator("math mo").first).to_have_text("⋅")
@@ -66,6 +68,24 @@ def test_thinking_is_folded_and_markdown_and_formulas_are_shown_on_demand(browse
         expect(page.locator(".detail pre.text", has_text="<|im_end|>")).to_have_count(1)
         page.keyboard.press("?")
         expect(page.locator(".dialog")).to_contain_text("Next, previous turn")
+
+
+def test_a_saved_page_has_the_markdown_that_was_shown(browser, board, tmp_path):
+    with opened(browser, f"{board.address}/responses?step=1&at=1.0&shown=markdown") as page:
+        expect(page.locator(".conversation math mo").first).to_have_text("⋅")
+        settle(page)
+        page.get_by_role("button", name="Export").click()
+        file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        expect(page.locator(".conversation math mo").first).to_have_text("⋅")
+        expect(page.locator(".conversation b", has_text="42")).to_have_count(1)
+    with opened(browser, f"{board.address}/responses?step=1&at=1.0") as page:
+        settle(page)
+        page.get_by_role("button", name="Export").click()
+        file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        page.get_by_role("button", name="Markdown").click()
+        expect(page.locator(".conversation").last).to_contain_text("**42**")
 
 
 def test_a_token_that_was_not_learned_is_grey_and_says_why(browser, board):

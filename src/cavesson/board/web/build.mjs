@@ -31,7 +31,7 @@ const licensed = {
 };
 
 const options = {
-  entryPoints: { board: join(here, "src", "main.tsx") },
+  entryPoints: { board: join(here, "src", "main.tsx"), markdown: join(here, "src", "markdown.ts") },
   outdir: out,
   bundle: true,
   format: "iife", // a classic script also runs inside an exported file opened from disk

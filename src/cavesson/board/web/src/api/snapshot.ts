@@ -51,7 +51,9 @@ function toBase64(bytes: ArrayBuffer): string {
  * @param state where the file opens, and the stars set since the answers came
  */
 export async function snapshotPage(used: Map<string, unknown>, state: SavedState): Promise<string> {
-  const [script, style] = await Promise.all(["board.js", "board.css"].map(async (name) => (await fetch(name)).text()));
+  // The libraries for Markdown come before the page, which looks for them when it begins.
+  const names = ["board.css", ...(globalThis.cavessonMarkdown ? ["markdown.js"] : []), "board.js"];
+  const [style, ...scripts] = await Promise.all(names.map(async (name) => (await fetch(name)).text()));
   const data: Record<string, unknown> = {};
   for (const [url, answer] of used) data[url] = answer instanceof ArrayBuffer ? { base64: toBase64(answer) } : answer;
   const json = inScript(JSON.stringify({ answers: data, ...state }));
@@ -65,7 +67,8 @@ export async function snapshotPage(used: Map<string, unknown>, state: SavedState
     '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Cavesson</title>',
     `<style nonce="${nonce}">${style}</style></head><body><div id="app"></div>`,
     `<script type="application/json" id="${ELEMENT}">${json}</script>`,
-    `<script nonce="${nonce}">${script!.replace(/<\/(script)/gi, "<\\/$1")}</script></body></html>\n`,
+    ...scripts.map((one) => `<script nonce="${nonce}">${one.replace(/<\/(script)/gi, "<\\/$1")}</script>`),
+    "</body></html>\n",
   ].join("\n");
 }
 

@@ -1,11 +1,13 @@
 /** Markdown and LaTeX as elements. Nothing recorded becomes markup: links are not followed, and HTML stays text. */
 
-import { Marked, type Token, type Tokens } from "marked";
+import type { Token, Tokens } from "marked";
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import temml from "temml";
 import { useText } from "../i18n";
 import { visible } from "../maths/text";
+import { inSnapshot } from "../api/snapshot";
+import type { Libraries } from "../markdown";
+import { useMarkdown } from "./markdown-script";
 import { Text } from "./text";
 
 /** Longer texts are shown as they are. */
@@ -31,35 +33,32 @@ const startOf = (source: string): number | undefined => {
   return at < 0 ? undefined : at;
 };
 
-const parser = new Marked({
-  extensions: [
-    {
-      name: "formula",
-      level: "inline",
-      start: startOf,
-      tokenizer: (source) => formula(source, DISPLAY, true) ?? formula(source, INLINE, false),
-    },
-  ],
-});
+const FORMULAS = {
+  name: "formula",
+  level: "inline" as const,
+  start: startOf,
+  tokenizer: (source: string) => formula(source, DISPLAY, true) ?? formula(source, INLINE, false),
+};
 
+/** Until the libraries are loaded, the text as it is. */
 export function Rendered({ text }: { text: string }) {
   const t = useText();
-  const tokens = useMemo(() => parsed(text), [text]);
-  if (!tokens)
-    return (
-      <>
-        <p class="muted">{t("notRendered")}</p>
-        <Text text={text} search="" />
-      </>
-    );
-  return <div class="rendered">{drawn(tokens)}</div>;
+  const libraries = useMarkdown();
+  const tokens = useMemo(() => libraries && parsed(text, libraries), [text, libraries]);
+  if (tokens) return <div class="rendered">{drawn(tokens)}</div>;
+  return (
+    <>
+      {(libraries || inSnapshot) && <p class="muted">{t(libraries ? "notRendered" : "notExported")}</p>}
+      <Text text={text} search="" />
+    </>
+  );
 }
 
 /** Null for a text that is too long, or nested too deeply. */
-function parsed(text: string): Token[] | null {
+function parsed(text: string, { Marked }: Libraries): Token[] | null {
   if (text.length > LONGEST) return null;
   try {
-    return parser.lexer(text);
+    return new Marked({ extensions: [FORMULAS] }).lexer(text);
   } catch (error) {
     if (error instanceof RangeError) return null;
     throw error;
@@ -160,9 +159,10 @@ function Address({ to, text }: { to: string; text: string }) {
 
 function Tex({ tex, display }: Formula) {
   const box = useRef<HTMLSpanElement>(null);
+  const libraries = useMarkdown();
   useLayoutEffect(() => {
     const options = { displayMode: display, throwOnError: false, trust: false, maxExpand: 200 };
-    temml.render(visible(tex), box.current!, { ...options, maxSize: [20, 500] });
-  }, [tex, display]);
+    libraries?.temml.render(visible(tex), box.current!, { ...options, maxSize: [20, 500] });
+  }, [tex, display, libraries]);
   return <span ref={box} class={display ? "formula display" : "formula"} />;
 }
