@@ -168,7 +168,7 @@ def test_the_comparison_reads_few_tokens_and_draws_no_random_number():
     before = torch.get_rng_state()
     assert [cache_of(model, 100_000) for _ in range(2)] == ["static", "static"]
     assert torch.equal(torch.get_rng_state(), before)
-    assert sum(tokens) / 2 <= 56
+    assert sum(tokens) / 2 <= 48
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "mamba", "bloom", "granite", "jamba"])

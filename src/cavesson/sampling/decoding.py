@@ -5,7 +5,7 @@ their places to others. But some architectures compute different results with it
 a sliding window correctly only in a full pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ _COMPARED = 3
 """Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
 _KEPT = torch.tensor([2, 0])
 """The rows that are left before the last of these steps."""
+
+
+Compared = tuple[Tensor, Tensor]
+"""Logits of the same tokens, `[N, V]`: decoded, and of full passes."""
 
 
 class FullPasses(NamedTuple):
@@ -70,13 +74,20 @@ class Decoding(NamedTuple):
     unrecorded: str | None = None
     """on a GPU, why its steps are not replayed as a CUDA graph"""
     replaces: bool = False
-    """whether rows that have ended can give their places to others, and go on in another batch with what they have
-    read"""
+    """whether rows that have ended can give their places to others"""
+    continues: bool = False
+    """whether rows go on in another batch with what they have read"""
 
 
 @torch.no_grad()
-def choose_decoding(model: nn.Module, size: int, expected: FullPasses) -> Decoding:
+def choose_decoding(model: nn.Module, size: int, expected: FullPasses, has_turns: bool = False) -> Decoding:
     """Return the fastest decoding of up to `size` tokens that agrees with full forward passes.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        size: number of tokens of the longest sequence.
+        expected: what decoding is compared with.
+        has_turns: whether rows are sampled again, with what came after their responses.
 
     Raises:
         UserError: decoding agrees with neither kind of cache.
@@ -85,12 +96,12 @@ def choose_decoding(model: nn.Module, size: int, expected: FullPasses) -> Decodi
     if causal(model).device.type == "cuda":
         unrecorded = _unrecorded(model, size, expected)
         if unrecorded is None:
-            return Decoding("recorded", replaces=_replaces(model, "recorded", size, expected))
+            return _extended(Decoding("recorded"), model, size, expected, has_turns)
     caches: tuple[CacheKind, ...] = ("static", "growing")
     for cache in caches:
-        reason = _disagreement(model, cache, size, expected)
+        reason = _disagreement(model, cache, size, expected, _decoded)
         if reason is None:
-            return Decoding(cache, unrecorded, _replaces(model, cache, size, expected))
+            return _extended(Decoding(cache, unrecorded), model, size, expected, has_turns)
     raise UserError(f"{kind} cannot be sampled from: decoding with a cache {reason}; choose another architecture")
 
 
@@ -159,28 +170,36 @@ def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None
         return "the weights are sharded"
     if not keeps_tokens_only(new_cache(model, "recorded", size)):
         return "the cache keeps more than keys and values of all tokens"
-    reason = _disagreement(model, "recorded", size, expected)
+    reason = _disagreement(model, "recorded", size, expected, _decoded)
     return None if reason is None else f"decoding {reason}"
 
 
-def _replaces(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> bool:
-    """Return whether rows that have ended can give their places to others, in a cache with spare columns, and go on in
-    another batch.
-    """
+def _extended(decoding: Decoding, model: nn.Module, size: int, expected: FullPasses, has_turns: bool) -> Decoding:
+    """Return a decoding with what else its cache allows: rows that give their places to others, or go on elsewhere."""
+    kind = decoding.cache
     if not can_replace(model, new_cache(model, kind, size)):
-        return False
-    return _disagreement(model, kind, size + spare_columns(size), expected, replaces=True) is None
+        return decoding
+    replaces = _disagreement(model, kind, size + spare_columns(size), expected, _replaced) is None
+    continues = replaces and has_turns and _disagreement(model, kind, size, expected, _continued) is None
+    return decoding._replace(replaces=replaces, continues=continues)
 
 
 def _disagreement(
-    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, replaces: bool = False
+    model: nn.Module,
+    kind: CacheKind,
+    size: int,
+    expected: FullPasses,
+    decode: Callable[[nn.Module, CacheKind, int, FullPasses], Compared],
 ) -> str | None:
     """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
+    size = max(
+        size, max(map(len, expected.prompts)) + _COMPARED
+    )  # a run's sequences may be shorter than those compared
     try:
         with without_rounding(model):
-            seen, wanted = _decoded(model, kind, size, expected, replaces)
+            seen, wanted = decode(model, kind, size, expected)
         if kind == "recorded":  # the kernels of quantized layers too, some of which wait for the GPU
-            _decoded(model, kind, size, expected, replaces)
+            decode(model, kind, size, expected)
     except torch.OutOfMemoryError:
         raise
     except UNSUPPORTED as error:
@@ -191,36 +210,46 @@ def _disagreement(
     return f"differs from a full forward pass by up to {float(difference):.2g} nats"
 
 
-def _decoded(
-    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, replaces: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the logits of the tokens that are compared, and those of the full passes, in the order of the steps."""
-    device = causal(model).device
-    batch, answers, kept = padded_prompts(expected.prompts), expected.answers.to(device), _KEPT.to(device)
-    ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
-    size = max(size, ids.shape[1] + _COMPARED)  # the run's sequences may be shorter than those that are compared
-    decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
+def _begun(
+    model: nn.Module, kind: CacheKind, size: int, prompts: list[list[int]], known: Sequence[ReadRow] = ()
+) -> Decoder:
+    batch = padded_prompts(prompts).to(causal(model).device)
+    cache = new_cache(model, kind, size)
+    return Decoder(model, batch["prompt_ids"], batch["prompt_mask"], cache, kind == "recorded", known=known)
+
+
+def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
+    """Compare the tokens after the prompts, before and after some rows are dropped."""
+    return _steps(_begun(model, kind, size, expected.prompts), expected)
+
+
+def _steps(decoder: Decoder, expected: FullPasses) -> Compared:
+    device = expected.logits.device
+    answers, kept = expected.answers.to(device), _KEPT.to(device)
     logits = [decoder.read(), decoder.append(answers[:, 0])]
-    known = [decoder.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)] if replaces else []
     decoder.keep(kept)
     logits.append(decoder.append(answers[kept, 1]).clone())  # a graph's next step overwrites it
-    wanted = [expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]]
-    if replaces:  # of rows 2 and 0, the second begins again
-        logits.append(decoder.replace(torch.tensor([1], device=device), ids[:1], mask[:1]))
-        logits.append(decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:])
-        wanted += [expected.logits[:1, 0], expected.logits[:1, 1]]
-        logits += _continued(model, kind, size, expected, known)
-        wanted += [expected.logits[:, 1], expected.logits[:, 2]]
-    return torch.cat(logits), torch.cat(wanted)
+    return torch.cat(logits), torch.cat([expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]])
 
 
-def _continued(
-    model: nn.Module, kind: CacheKind, size: int, expected: FullPasses, known: Sequence[ReadRow]
-) -> list[Tensor]:
-    """Return the logits of the second and the third answer if prompts and first answers go on with what is known."""
-    device, answers = causal(model).device, expected.answers
-    rows = zip(expected.prompts, answers.tolist(), strict=True)
-    batch = padded_prompts([[*prompt, answer[0]] for prompt, answer in rows]).to(device)
-    cache = new_cache(model, kind, size)
-    decoder = Decoder(model, batch["prompt_ids"], batch["prompt_mask"], cache, kind == "recorded", known=known)
-    return [decoder.read(), decoder.append(answers[:, 1].to(device))]
+def _replaced(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
+    """Compare the same tokens, and those of a row that begins again: of rows 2 and 0, the second."""
+    decoder, device = _begun(model, kind, size, expected.prompts), expected.logits.device
+    logits, wanted = _steps(decoder, expected)
+    batch, answers = padded_prompts(expected.prompts).to(device), expected.answers.to(device)
+    again = decoder.replace(torch.tensor([1], device=device), batch["prompt_ids"][:1], batch["prompt_mask"][:1])
+    then = decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:]
+    return torch.cat([logits, again, then]), torch.cat([wanted, expected.logits[:1, 0], expected.logits[:1, 1]])
+
+
+def _continued(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
+    """Compare the tokens after prompts and first answers, if another batch goes on with what one has read."""
+    answers = expected.answers.to(expected.logits.device)
+    first = _begun(model, kind, size, expected.prompts)
+    first.read()
+    first.append(answers[:, 0])
+    longer = [[*prompt, answer[0]] for prompt, answer in zip(expected.prompts, expected.answers.tolist(), strict=True)]
+    known = [first.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)]
+    decoder = _begun(model, kind, size, longer, known)
+    logits = [decoder.read(), decoder.append(answers[:, 1])]
+    return torch.cat(logits), torch.cat([expected.logits[:, 1], expected.logits[:, 2]])

@@ -79,7 +79,9 @@ class Sampler:
         if size > self._size:
             self.policy.eval()
             expected = self.policy.during(lambda: full_passes(self.policy.model, size))
-            self.decoding = self.policy.during(lambda: choose_decoding(self.policy.model, size, expected))
+            self.decoding = self.policy.during(
+                lambda: choose_decoding(self.policy.model, size, expected, self.has_turns)
+            )
             if self.is_scored:
                 check_scoring(self.policy, expected)
         if is_more and self.decoding.replaces:
@@ -140,7 +142,7 @@ class Sampler:
     def _are_kept(self, rows: Sequence[int]) -> bool:
         """Return whether what these rows read is kept for their next turns."""
         most = self.settings.batch_size or self._rows
-        return self._keeps and self.decoding.replaces and len({*self._kept, *rows}) <= most
+        return self._keeps and self.decoding.continues and len({*self._kept, *rows}) <= most
 
     def _sample_part(
         self,
