@@ -368,3 +368,24 @@ def test_merged_rows_say_where_their_turns_are(folder):
     places = run.read(segment, "rows", ["turn_start", "turn_count"]).to_pylist()
     assert [tuple(place.values()) for place in places] == [(0, 3), (3, 1), (None, None), (None, None), (4, 3), (7, 1)]
     assert run.read(segment, "turns", ["sample"], 4, 3)["sample"].to_pylist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "error"),
+    [
+        ('{"error": "no such file"}', None, "no such file"),
+        ("{'error': 'no such file'}", None, "no such file"),
+        ('{"error": "no such file"}', "it took too long", "it took too long"),
+        ('{"error": null}', None, None),
+        ('{"error": "none", "value": 3}', None, None),
+        ("error", None, None),
+    ],
+)
+def test_a_call_has_failed_if_its_result_says_nothing_else(tmp_path, text, given, error):
+    turns = {"sample": [0, 0], "role": ["tool", "assistant"], "text": [text, text]}
+    with Recorder(tmp_path / "run", interval=0.0) as recorder:
+        rows = {"prompt": ["p"], "response": ["r"], "reward": [0.0]}
+        recorder.rollouts(0, rows, {}, turns | ({} if given is None else {"error": [given, None]}))
+    run = cavesson.open(tmp_path / "run")
+    assert run.turns(0)["error"].to_pylist() == [error, None]
+    assert run.rows(["calls", "call_errors"]).to_pylist() == [{"calls": 1, "call_errors": int(error is not None)}]

@@ -13,8 +13,6 @@ from cavesson.record.keys import rows_of_tokens
 
 LATE = re.compile(r"time[ds]?[ _-]?out|deadline|took (too long|longer)|returned nothing within", re.IGNORECASE)
 """How tools and clients say that an answer took too long."""
-ERROR = re.compile(r'\s*\{\s*"error"\s*:\s*.+\}\s*', re.DOTALL)
-"""What the model sees of a call that has failed, here and with TRL."""
 
 
 class Turns:
@@ -72,17 +70,14 @@ class Turns:
 
     @cached_property
     def failed(self) -> Array:
-        """[M] whether a call has failed, by its recorded error or by the one that the model saw"""
-        pairs = zip(self.texts("error"), self.texts("text"), strict=True)
-        found = [error is not None or ERROR.fullmatch(text or "") is not None for error, text in pairs]
-        return read_only(np.array(found, bool) & (self.role == "tool"))
+        """[M] whether a call has failed"""
+        return read_only(self._table["error"].is_valid().to_numpy() & (self.role == "tool"))
 
     @cached_property
     def late(self) -> Array:
         """[M] whether a call has failed because it took too long"""
-        pairs = zip(self.texts("error"), self.texts("text"), self.failed.tolist(), strict=True)
-        found = [failed and LATE.search(error or text or "") is not None for error, text, failed in pairs]
-        return read_only(np.array(found, bool))
+        pairs = zip(self.texts("error"), self.failed.tolist(), strict=True)
+        return read_only(np.array([failed and LATE.search(error or "") is not None for error, failed in pairs], bool))
 
     @cached_property
     def last(self) -> Array:

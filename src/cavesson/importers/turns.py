@@ -1,13 +1,12 @@
 """Turns of an episode, from the chat messages after its first prompt and from which of its tokens were sampled."""
 
-import ast
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from cavesson.importers.fields import content_text, is_messages, message_text, to_json
 from cavesson.importers.packing import Values, is_text, pack, pack_whole
+from cavesson.record.failures import error_in
 
 Turn = dict[str, Any]
 """Columns of ``TURN_COLUMNS`` that are known, without those that say where the turn belongs."""
@@ -181,22 +180,8 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any]) -> Turn:
         "name": None if name is None else str(name),
         "arguments": arguments if arguments is None or isinstance(arguments, str) else to_json(arguments),
         "text": text,
-        "error": _error_in(text),
+        "error": error_in(text),
     }
-
-
-def _error_in(text: str) -> str | None:
-    """Return the error of a result that is ``{"error": …}``, as JSON or as Python writes it, and nothing else."""
-    if not text.lstrip().startswith("{") or "error" not in text:
-        return None
-    for read in (json.loads, ast.literal_eval):
-        try:
-            found = read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if isinstance(found, dict) and found.keys() == {"error"} and found["error"] is not None:
-            return str(found["error"])
-    return None
 
 
 def _encodable(value: Any) -> Any:

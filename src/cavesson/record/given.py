@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cavesson.record.failures import error_in
 from cavesson.record.padding import padded
 from cavesson.record.precision import Array
 from cavesson.record.schema import ROW_COLUMNS, SOURCE_CODES, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
@@ -116,7 +117,15 @@ def checked_turns(
         raise ValueError("turns have the same turn of a rollout twice; with step and sample it is the key")
     if "arguments" in lists:
         lists["arguments"] = [_as_json(value) for value in lists["arguments"]]
+    lists["error"] = _errors(lists, count)
     return lists if count else {}
+
+
+def _errors(turns: Mapping[str, Sequence[Any]], count: int) -> list[str | None]:
+    """Return [M] the errors of calls as they were given, or else as their results say."""
+    given, texts = turns.get("error", [None] * count), turns.get("text", [None] * count)
+    columns = zip(turns["role"], given, texts, strict=True)
+    return [error_in(text) if role == "tool" and error is None else error for role, error, text in columns]
 
 
 def turn_columns(samples: Sequence[int], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]] | None:

@@ -54,15 +54,13 @@ def turn_statistics(rows: pa.Table, turns: pa.Table) -> dict[str, pa.Array]:
 
     Args:
         rows: [N] ``step`` and ``sample``.
-        turns: [M] ``step``, ``sample``, ``role`` and maybe ``error`` of turns, all of which belong to these rollouts.
+        turns: [M] ``step``, ``sample``, ``role`` and ``error`` of turns, all of which belong to these rollouts.
     """
     keys = rollout_keys(rows)
     order = np.argsort(keys)
     owner = order[np.searchsorted(keys[order], rollout_keys(turns))]
     role = np.array(turns["role"].to_pylist(), object)
-    failed = np.zeros(len(turns), np.bool_)
-    if "error" in turns.column_names:
-        failed = turns["error"].is_valid().to_numpy()
+    failed = turns["error"].is_valid().to_numpy()
     which = {"turns": role == "assistant", "calls": role == "tool", "call_errors": (role == "tool") & failed}
     unknown = np.bincount(owner, minlength=len(keys)) == 0
     return {
