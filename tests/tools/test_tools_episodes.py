@@ -287,7 +287,7 @@ def talking(caller: Path, *more: str) -> Talk:
 def test_a_chat_makes_the_calls_of_the_model(caller: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     talk = talking(caller, "--environment.tools", f"{folder}/code.py:add")
     talk.answer("3+4")
-    assert "add(a=3, b=4) = 7\n" in capsys.readouterr().out
+    assert 'add({"a": 3, "b": 4}) = 7\n' in capsys.readouterr().out
     assert [one["role"] for one in talk.messages] == ["user", "assistant", "tool", "assistant"]
     assert talk.messages[-1]["content"] == "It is 7"
     stopped = talking(caller, "--environment.tools", f"{folder}/code.py:add", "--environment.max_turns", "1")
@@ -300,7 +300,7 @@ def test_an_environment_may_end_a_chat(caller: Path, folder: Path, capsys: pytes
     talk = talking(caller, "--environment.use", f"{folder}/code.py:Bell")
     talk.answer("Now")
     out = capsys.readouterr().out
-    assert "ring(times=2) = ding ding" in out
+    assert 'ring({"times": 2}) = ding ding' in out
     assert "(the environment ends the episode with a reward of 2; a new conversation begins)" in out
     assert talk.messages == []
 

@@ -1,7 +1,10 @@
 """Scores of answers that a check writes: of single responses, and of episodes that it plays."""
 
+import asyncio
 import math
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,11 +14,13 @@ from numpy.typing import NDArray
 from cavesson.check.answers import Answer, Task
 from cavesson.check.swallowed import Raised, exceptions_of_user
 from cavesson.data.prompts import PromptSet
+from cavesson.rewards.concurrent import event_loop
 from cavesson.rewards.table import Reward, Scored
 from cavesson.rewards.table import score as score_responses
 from cavesson.rollout import contract
+from cavesson.rollout.answering import answered, as_message, end_of
 from cavesson.rollout.calling import Caller
-from cavesson.rollout.conversation import Conversation, assistant_message, joined, tool_message
+from cavesson.rollout.conversation import Conversation, joined
 from cavesson.rollout.environments import Instance, Kind
 from cavesson.types import Turn
 
@@ -64,7 +69,7 @@ def of_episodes(rewards: Sequence[Reward], conversation: Conversation, kind: Kin
             episodes = [
                 _Episode(world, task, answer) for world, task, answer in zip(worlds, tasks, answers, strict=True)
             ]
-            _play(caller, episodes, conversation.settings.max_turns or math.inf)
+            _play(caller, episodes, conversation.settings.max_turns)
             columns = {
                 "messages": [one.messages for one in episodes],
                 "environments": [one.environment for one in worlds],
@@ -100,48 +105,32 @@ class _Episode:
         rewards = contract.turn_rewards(self.world, len(self.said)) or [None] * len(self.said)
         return [Turn("assistant", text, 0, 0, reward=one) for text, one in zip(self.said, rewards, strict=True)]
 
-    @property
-    def is_done(self) -> bool:
-        return contract.is_done(self.world)
 
-    def say(self, text: str, calls: Sequence[Any] = ()) -> None:
-        self.said.append(text)
-        self.messages.append(assistant_message(text, calls))
-
-
-def _play(caller: Caller, episodes: Sequence[_Episode], max_turns: float) -> None:
-    """Play episodes to their ends; those that wait for the environment wait at the same time."""
-    begun = [contract.reset(caller, one.world, one.row) for one in episodes]
-    for one, text in zip(episodes, begun, strict=True):
-        before = one.task.columns.get("messages") or [{"role": "user", "content": one.task.prompt}]
-        added = text.result()
-        one.messages = [dict(message) for message in before] if added is None else joined(before, added)
-    calling = [one for one in episodes if one.answer.calls]
-    for one in calling:
-        one.say("", one.answer.calls)
-    answers = [caller.answer(one.world.tools, one.answer.calls) for one in calling]
-    for one, given in zip(calling, answers, strict=True):
-        pairs = zip(one.answer.calls, given.result(), strict=True)
-        one.messages += [tool_message(call, answered) for call, answered in pairs]
-    talking = [one for one in episodes if not one.said or (len(one.said) < max_turns and not one.is_done)]
-    while talking:
-        for one in talking:
-            one.say(one.answer.text)
-        talking = _replied(caller, [one for one in talking if len(one.said) < max_turns])
+def _play(caller: Caller, episodes: Sequence[_Episode], max_turns: int | None) -> None:
+    """Play episodes to their ends, all at the same time."""
+    playing = [
+        asyncio.run_coroutine_threadsafe(_played(caller, one, max_turns or sys.maxsize), event_loop())
+        for one in episodes
+    ]
+    wait(playing)  # also if one fails: the environments of the others are in use until they end
+    for one in playing:
+        one.result()
 
 
-def _replied(caller: Caller, episodes: Sequence[_Episode]) -> list[_Episode]:
-    """Let the users of episodes reply, and return those in which the policy has another turn."""
-    open_ones = [one for one in episodes if one.world.kind.speaks and not one.is_done]
-    replies = [contract.user_reply(caller, one.world, one.said[-1]) for one in open_ones]
-    going_on = []
-    for one, reply in zip(open_ones, replies, strict=True):
-        text = reply.result()
-        if text is not None:
-            one.messages.append({"role": "user", "content": text})
-            if not one.is_done:
-                going_on.append(one)
-    return going_on
+async def _played(caller: Caller, one: _Episode, max_turns: int) -> None:
+    before = one.task.columns.get("messages") or [{"role": "user", "content": one.task.prompt}]
+    added = await asyncio.wrap_future(contract.reset(caller, one.world, one.row))
+    one.messages = [dict(message) for message in before] if added is None else joined(before, added)
+    text, calls = ("", one.answer.calls) if one.answer.calls else (one.answer.text, ())
+    goes_on = True
+    while goes_on:
+        one.said.append(text)
+        one.messages.append(as_message(text, calls))
+        is_last = len(one.said) >= max_turns
+        replies = await answered(caller, one.world, text, calls, is_last=is_last)
+        one.messages += [reply.message for reply in replies]
+        goes_on = bool(replies) and end_of(one.world, is_last=is_last) is None
+        text, calls = one.answer.text, ()
 
 
 def _judged(

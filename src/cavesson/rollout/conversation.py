@@ -1,7 +1,6 @@
 """What answers the policy in an episode: tools, an environment, a user."""
 
 import asyncio
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,13 +15,14 @@ from cavesson.errors import UserError
 from cavesson.record.schema import SOURCES
 from cavesson.rewards.concurrent import event_loop
 from cavesson.rollout import contract
+from cavesson.rollout.answering import answered, as_message, end_of
 from cavesson.rollout.calling import Caller
 from cavesson.rollout.calls import CallFormat
 from cavesson.rollout.continuation import Continuation
 from cavesson.rollout.environments import Environments, Instance, Kind
 from cavesson.rollout.episodes import Episode
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.rollout.types import Answered, Call
+from cavesson.rollout.types import Call
 from cavesson.types import Turn
 
 
@@ -209,15 +209,17 @@ class Conversation:
         if language.calls is not None and episode.reason != "length":
             content, calls = language.calls.parse(episode.ids[start:])
         episode.turns.append(Turn("assistant", content, start, len(episode.ids) - start))
-        episode.messages.append(assistant_message(content, calls))
+        episode.messages.append(as_message(content, calls))
         if episode.reason == "length" or language.continuation is None:
             return False
-        said = await self._replies(episode, instance, calls)
-        ends = self._ends(episode, instance)
-        if said and ends is None and self._append(episode, language.continuation, said):
+        is_last = self._is_last(episode)
+        said = await answered(self._caller, instance, content, calls, is_last=is_last)
+        episode.messages += [one.message for one in said]
+        ends = end_of(instance, is_last=is_last)
+        if said and ends is None and self._append(episode, language.continuation, [one.turn for one in said]):
             return True
         # What is said last has no tokens: nothing of the policy follows that would read them.
-        episode.turns += [turn._replace(first_token=len(episode.ids)) for turn in said]
+        episode.turns += [one.turn._replace(first_token=len(episode.ids)) for one in said]
         episode.reason = ends or ("length" if said else episode.reason)
         return False
 
@@ -227,27 +229,6 @@ class Conversation:
         given = contract.turn_rewards(episode.world, len(places)) or ()
         for place, reward in zip(places, given, strict=False):
             episode.turns[place] = episode.turns[place]._replace(reward=reward)
-
-    async def _replies(self, episode: Episode, instance: Instance, calls: Sequence[Call]) -> list[Turn]:
-        """Return what answers a turn of the policy, whose place is not known yet: results of its calls, or a user."""
-        if calls:
-            given = await asyncio.wrap_future(self._caller.answer(instance.tools, calls))
-            results = [_result(call, answered) for call, answered in zip(calls, given, strict=True)]
-            episode.messages += [tool_message(call, answered) for call, answered in zip(calls, given, strict=True)]
-            return results
-        if not instance.kind.speaks or contract.is_done(instance) or self._is_last(episode):
-            return []
-        text = await asyncio.wrap_future(contract.user_reply(self._caller, instance, episode.turns[-1].text))
-        if text is None:
-            return []
-        episode.messages.append({"role": "user", "content": text})
-        return [Turn("user", text, 0, 0)]
-
-    def _ends(self, episode: Episode, instance: Instance) -> str | None:
-        """Return why an episode ends after its present turn, or None if nothing ends it."""
-        if contract.is_done(instance):
-            return "done"
-        return "turns" if self._is_last(episode) else None
 
     def _is_last(self, episode: Episode) -> bool:
         spoken = sum(turn.role == "assistant" for turn in episode.turns)
@@ -286,25 +267,3 @@ def joined(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, A
     content = asked["content"] or ""
     asked["content"] = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
     return found
-
-
-def assistant_message(content: str, calls: Sequence[Call]) -> dict[str, Any]:
-    """Return a turn of the policy as a message, with its calls."""
-    asked = [
-        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        | ({"id": call.id} if call.id is not None else {})
-        for call in calls
-    ]
-    return {"role": "assistant", "content": content} | ({"tool_calls": asked} if asked else {})
-
-
-def tool_message(call: Call, answered: Answered) -> dict[str, Any]:
-    """Return the result of a call as a message."""
-    identifier = {"tool_call_id": call.id} if call.id is not None else {}
-    return {"role": "tool", "name": call.name, "content": answered.text, **identifier}
-
-
-def _result(call: Call, answered: Answered) -> Turn:
-    """Return the result of a call as a turn."""
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return Turn("tool", answered.text, 0, 0, call.name, arguments, answered.seconds, answered.error)

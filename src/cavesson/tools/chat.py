@@ -92,14 +92,13 @@ class Talk:
             turns += 1
             messages += reply.messages
             self.messages = messages
-            for call, result in zip(reply.calls, reply.results, strict=True):
-                arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-                print(visible(f"{call.name}({arguments}) = {result.text}"))
+            for turn, _ in reply.results:
+                print(visible(f"{turn.name}({turn.arguments}) = {turn.text}"))
             if self.tools.is_done:
                 self._end()
-            elif reply.calls and turns == self.settings.environment.max_turns:
+            elif reply.results and turns == self.settings.environment.max_turns:
                 print(f"(stopped: environment.max_turns is {turns})")
-            elif reply.calls:
+            elif reply.results:
                 continue
             return
 

@@ -1,32 +1,32 @@
 """The tools and the environment of a chat in the terminal, whose user is at the keyboard."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cavesson.data.chat import Chat, Tools
 from cavesson.errors import UserError
 from cavesson.rewards.arguments import line_of
+from cavesson.rewards.concurrent import event_loop
 from cavesson.rollout import contract
+from cavesson.rollout.answering import Said, answered, as_message
 from cavesson.rollout.calling import Caller
 from cavesson.rollout.calls import CallFormat
-from cavesson.rollout.conversation import assistant_message, tool_message
 from cavesson.rollout.environments import Environments, Instance
 from cavesson.rollout.loading import load_environments
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.rollout.types import Answered, Call
 
 
 class Reply(NamedTuple):
-    """What a turn of the model is as a message, and what its calls gave."""
+    """A turn of the model, and the results of its calls."""
 
     message: dict[str, Any]
-    calls: Sequence[Call]
-    results: Sequence[Answered]
+    results: Sequence[Said]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The turn and the results, as messages."""
-        return [self.message, *map(tool_message, self.calls, self.results)]
+        return [self.message, *(one.message for one in self.results)]
 
 
 class ChatTools:
@@ -67,12 +67,11 @@ class ChatTools:
             ids: the tokens of the turn.
             text: the turn as text.
         """
-        if self._format is None:
-            return Reply(assistant_message(text, ()), (), ())
-        content, calls = self._format.parse(ids)
-        return Reply(
-            assistant_message(content, calls), calls, self._caller.answer(self._instance.tools, calls).result()
-        )
+        content, calls = (text, []) if self._format is None else self._format.parse(ids)
+        # The user is at the keyboard: the environment does not speak for them.
+        answering = answered(self._caller, self._instance, content, calls, is_last=True)
+        results = asyncio.run_coroutine_threadsafe(answering, event_loop()).result()
+        return Reply(as_message(content, calls), results)
 
 
 def _the_only(environments: Environments) -> Instance:
