@@ -124,7 +124,7 @@ def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, boa
         page.keyboard.press("Enter")
         expect(page.locator(".tr .td.words").last).to_have_text("I cannot tell.")
     with opened(browser, f"{board.address}/responses?run=1&filter=turns+>+2", forgiven="400") as page:
-        expect(page.locator("main")).to_contain_text("no turns are recorded in this run")
+        expect(page.locator("main")).to_contain_text("this run has no recorded turns")
 
 
 def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, tmp_path):

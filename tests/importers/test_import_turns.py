@@ -185,8 +185,17 @@ def test_a_trace_of_openenv_is_one_text_with_sources(tmp_path):
     rest = json.loads(row["extra"])
     assert rest["task"] == "sums"
     assert rest["turns"][1] == {
-        "node_id": "n1", "request": {"tools": ["multiply"]}, "response": {}, "metadata": {"turn": 1}
+        "node_id": "n1", "request": {"tools": ["multiply"]}, "response": {"choices": [{"finish_reason": "stop"}]},
+        "metadata": {"turn": 1},
     }  # fmt: skip
+    assert row["finish_reason"] == "stop"
+
+
+def test_an_answer_of_openenv_that_the_next_request_does_not_repeat_is_kept(tmp_path):
+    record = trace(([1, 2], [5, 6], [1, 1]), ([1, 2, 5, 6, 7], [3], [1]))
+    record["turns"][0]["response"]["choices"][0]["message"] = {"role": "assistant", "content": "as the engine wrote it"}
+    (row,) = imported(tmp_path, "traces.jsonl", record).rows().to_pylist()
+    assert "as the engine wrote it" not in row["response"] and "as the engine wrote it" in row["extra"]
 
 
 def test_an_agent_that_rewrites_its_history_has_two_rollouts_of_openenv(tmp_path):

@@ -104,7 +104,7 @@ def test_text_and_rewards_together(models, questions, tmp_path):
     ("flags", "part"),
     [
         ((), "give --text.path FILE"),
-        (("--data.path", "QUESTIONS", "--data.columns", MAPPING), "there is no reward: add --rewards"),
+        (("--data.path", "QUESTIONS", "--data.columns", MAPPING), "no reward is given: add --rewards"),
         (("--data.path", "QUESTIONS", "--out", "OUT", "--rewards", "lowercase"), "exists already"),
     ],
 )

@@ -174,7 +174,7 @@ def test_files_of_every_kind(tmp_path, suffix):
         ({"prompt": "a", "response": [1]}, ("--rewards", "lowercase"), "'response' is [1]"),
         ({"prompt": "a", "response": "b", "reward": 1}, ("--rewards", "lowercase"), "rename the column 'reward'"),
         ({"prompt": "a", "response": "b", "prompts": 1}, ("--rewards", "lowercase"), "rename the column 'prompts'"),
-        ({"prompt": "a", "response": "b"}, (), "there is no reward: add --rewards"),
+        ({"prompt": "a", "response": "b"}, (), "no reward is given: add --rewards"),
         ({"prompt": "a", "response": "b"}, ("--rewards", "nowhere"), "cannot load a reward model from 'nowhere'"),
         ({"prompt": "a", "response": "b"}, ("--rewards", "lowercase", "--out", "a.csv"), "must end in"),
     ],

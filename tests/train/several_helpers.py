@@ -23,7 +23,7 @@ def together(
 ) -> list[cli_helpers.Done]:
     """Call `work(*arguments)` in `folder` in each of so many processes; returns how they ended, by rank.
 
-    They are all killed after so many seconds, if any.
+    With `killed_after`, all of them are killed after that many seconds.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at a port that nobody else can take
     known = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count // hosts, "OMP_NUM_THREADS": 1}

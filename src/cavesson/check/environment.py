@@ -9,7 +9,7 @@ from cavesson.data.prompts import PromptSet
 from cavesson.doctor.words import number
 from cavesson.errors import UserError
 from cavesson.rollout.conversation import Conversation
-from cavesson.rollout.environments import Environments, Kind, NoEnvironment
+from cavesson.rollout.environments import COLUMN, Environments, Kind, NoEnvironment
 from cavesson.rollout.episodes import Episode
 
 _QUOTED = 60
@@ -17,9 +17,8 @@ _QUOTED = 60
 
 def rows_of(environments: Environments, kind: Kind, prompts: PromptSet) -> list[int]:
     """Return the rows of the data that an environment is tried with, evenly spaced."""
-    columns = prompts.for_rewards
-    names = range(len(prompts))
-    own = [row for row in names if environments.of({name: values[row] for name, values in columns.items()}) is kind]
+    names = prompts.columns.get(COLUMN, (None,) * len(prompts))
+    own = [row for row, name in enumerate(names) if environments.of({COLUMN: name}) is kind]
     return [own[i] for i in spread_out(len(own), TASKS)]
 
 

@@ -78,7 +78,7 @@ class DataSettings(SourceSettings):
     validation_split: str | None = None
     """split to hold out, of `validation_path` or else of `path`"""
     max_rows: int | None = Field(None, ge=1)
-    """number of rows read of every source; none = all"""
+    """rows read from the start of every source; none = all"""
     stream: bool = False
     """read rows while training, for data that does not fit in memory"""
     shuffle_buffer: int = Field(10_000, ge=1)

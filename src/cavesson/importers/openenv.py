@@ -16,7 +16,7 @@ from cavesson.importers.steps import found_step
 from cavesson.importers.turns import Sampled, one_text, sources_of, spans_of, texts_of, turns_of
 
 _LISTS = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")
-REWRITTEN = "the agent rewrote its history: what follows is a rollout of its own"
+REWRITTEN = "the agent rewrote its history, so that the turns of its trace are several rollouts"
 Messages = list[Mapping[str, Any]]
 
 
@@ -36,15 +36,15 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         if prompt:
             row |= {"prompt": conversation(prompt, "request"), "response": conversation(said, "response")}
             row["group"] = group_of(row["prompt"])
-        if nested(own[-1], "response", "choices", 0, "finish_reason") == "length":
-            row["finish_reason"] = "length"
+        if (reason := nested(own[-1], "response", "choices", 0, "finish_reason")) in ("length", "stop"):
+            row["finish_reason"] = reason
         tokens, sampled = ({}, []) if found is None else (found.tokens, found.sampled)
         row |= {"prompt_ids": found.prompt_ids} if found is not None else {}
         if tokens and (sources := pack_texts(sources_of(said, sampled))) is not None:
             tokens["source"] = sources
         yield ImportedRollout(
             step,
-            with_rest(row, record | {"turns": [_rest(turn, own_messages=bool(prompt)) for turn in own]}, used, place),
+            with_rest(row, record | {"turns": [_rest(turn, said) for turn in own]}, used, place),
             tokens,
             tokens["token_id"].size if tokens else 0,
             remarks if len(texts) == 1 else (*remarks, REWRITTEN),
@@ -65,12 +65,14 @@ def _sampled(turn: Any) -> Sampled:
     return Sampled(before, ids, [int(value) for value in mask[len(before) :]], logprobs)
 
 
-def _rest(turn: Mapping[str, Any], *, own_messages: bool) -> dict[str, Any]:
-    """Return what has no column in the record: all but the tokens, and the messages if these have."""
+def _rest(turn: Mapping[str, Any], said: Messages) -> dict[str, Any]:
+    """Return what has no column in the record: all but the tokens, and the messages if these have been said."""
     rest = {name: value for name, value in turn.items() if name not in _LISTS}
-    for part, messages in (("request", "messages"), ("response", "choices")) if own_messages else ():
-        if isinstance(given := rest.get(part), Mapping):
-            rest[part] = {name: value for name, value in given.items() if name != messages}
+    if said and isinstance(asked := rest.get("request"), Mapping):
+        rest["request"] = {name: value for name, value in asked.items() if name != "messages"}
+    if nested(turn, "response", "choices", 0, "message") in said:
+        choice = {name: value for name, value in turn["response"]["choices"][0].items() if name != "message"}
+        rest["response"] = turn["response"] | {"choices": [choice, *turn["response"]["choices"][1:]]}
     return rest
 
 

@@ -106,7 +106,7 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot) -> Any:
     if not {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS):
         return _Evaluation(snapshot).of(tree)
     if not snapshot.tools:
-        raise UserError("no calls of tools are recorded in this run, so a filter cannot use tool or error")
+        raise UserError("this run has no recorded calls of tools, so a filter cannot use tool or error")
     found = np.zeros(snapshot.rows, np.bool_)
     for tool in snapshot.tools:
         calls, failed = snapshot.raw(CALLS + tool), snapshot.raw(FAILED + tool)
@@ -250,7 +250,7 @@ class _Evaluation:
 
     def _column(self, name: str) -> Array:
         if name in OF_TURNS and name not in self.snapshot.state.columns:
-            raise UserError(f"no turns are recorded in this run, so there is no column {name!r} to filter by")
+            raise UserError(f"this run has no recorded turns, so a filter cannot use {name!r}")
         if name == "tool":
             raise UserError("tool is a text: compare it with one in quotes")
         if name not in self.snapshot.state.columns or name == "prompt":

@@ -109,7 +109,7 @@ class Talk:
         self.reset()
 
     def _reply(self, messages: list[dict[str, Any]]) -> Reply | None:
-        """Sample and print the next turn of the model; None if there is no room for it."""
+        """Sample and print the next turn of the model; return None if it does not fit into the model's context."""
         said = self._said(messages)
         if said is None:
             return None
@@ -117,7 +117,7 @@ class Talk:
         return self.tools.reply(said, text)
 
     def _said(self, messages: list[dict[str, Any]]) -> list[int] | None:
-        """Sample and print the tokens of the next turn of the model, without a stop text; None without room for it."""
+        """Sample and print the tokens of the next turn of the model, up to a stop text; return None without room."""
         place = "the conversation"
         (prompt,) = self.encoder.prompts([Asked(place, content_of(messages, place), (), self.tools.schemas)])
         if prompt.problem is not None:

@@ -177,7 +177,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
 
 
 def said(row: Mapping[str, Any]) -> str:
-    """Return what follows the prompt of a row of `generate`: the response, or each turn in a line of its own."""
+    """Return what follows the prompt of a row of `generate`: the response, or one line per turn."""
     if "turns" not in row:
         return str(row["response"])
     lines = []

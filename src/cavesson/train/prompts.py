@@ -87,16 +87,16 @@ def check_rewards(rewards: Sequence[Reward], conversation: Conversation | None, 
     Args:
         rewards: of the run.
         conversation: whose environments may score episodes too.
-        way_out: what to do if there is no reward, for the message.
+        way_out: how to give a reward, for the message.
 
     Raises:
-        UserError: there is no reward, or a reward and an environment have one name.
+        UserError: no reward is given, or a reward and an environment have the same name.
     """
     scored = () if conversation is None else conversation.scored
     if twice := [one.name for one in rewards if one.name in scored]:
         raise UserError(f"a reward and an environment are called {twice[0]!r}; give the reward another name")
     if not rewards and not scored:
-        raise UserError(f"there is no reward: {way_out}")
+        raise UserError(f"no reward is given: {way_out}")
 
 
 def longest_read(settings: Asking, policy: Policy) -> int:

@@ -75,7 +75,7 @@ test("the thinking of gpt-oss, and calls of Mistral and Llama 3, are told by the
   assert.deepEqual(blocksOf(`<|python_tag|>${call}`), [{ kind: "call", text: call, name: "f" }]);
 });
 
-test("ordinary text is no conversation", () => {
+test("ordinary text is not read as a conversation", () => {
   const texts = [
     "",
     "User: a\nAssistant: b",
@@ -109,7 +109,7 @@ test("thinking, calls and code are told apart, and unfinished ones go to the end
   assert.deepEqual(blocksOf(" a\n b "), [{ kind: "text", text: " a\n b " }]);
 });
 
-test("the arguments of a call by name, and none of what is no object", () => {
+test("the arguments of a call are read by name, and only from an object", () => {
   assert.deepEqual(argumentsOf('{"a": 6, "b": "x\\ny", "c": [1]}'), [
     ["a", "6"],
     ["b", "x\ny"],
@@ -159,7 +159,7 @@ test("turns begin at recorded tokens, or else behind the marks of a template", (
   ]);
 });
 
-test("a turn begins on a line of its own, behind one that stands for it", () => {
+test("each turn begins on a new line, below its head", () => {
   const lines = breakLines(joinTokens(["a", "b\n", "c"], null), 1000, (text) => text.length, new Set([0, 2]));
   const shown = lines.map(({ head, fragments }) => head ?? fragments.map(({ text }) => text).join(""));
   assert.deepEqual(shown, [0, "ab↵", 2, "c"]);

@@ -12,7 +12,7 @@ export interface Said {
 interface Template {
   /** opens a turn; the first group names who speaks, the second a channel, of which `analysis` is thinking */
   opens: RegExp;
-  /** what stands at the end of a turn, and says nothing */
+  /** marks at the end of a turn, which are not part of what is said */
   closes: RegExp;
   /** the text is only known by its marks if it begins with one */
   first?: boolean;

@@ -55,7 +55,7 @@ class Breaker {
     this.lines.push({ fragments, direction: "ltr", ends });
   }
 
-  /** A line of its own for a turn that begins. */
+  /** A separate line where a turn begins. */
   head(unit: number): void {
     this.endParagraph(false);
     this.lines.push({ fragments: [], direction: "ltr", ends: true, head: unit });
