@@ -133,6 +133,15 @@ def test_the_cache_is_arithmetic(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     assert memory.phases["decoding"]["decoding cache"] == 8 * 24 * 2 * 2 * 2 * 24 * 4
 
 
+def test_an_episode_has_room_for_its_last_turn_and_for_what_its_rows_have_read(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    changes = {"environment__tools": [f"{tmp_path}/tools.py:never_loaded"], "environment__max_tokens": 20}
+    memory = predicted(tmp_path, tokenizer, **changes)
+    # Twice 8 sequences of 16 tokens of the prompt, 20 of the episode and 8 of a turn; the rest as above.
+    assert memory.phases["decoding"]["decoding cache"] == 2 * 8 * 44 * 2 * 2 * 2 * 24 * 4
+
+
 @pytest.mark.slow
 def test_twice_the_sequences_have_twice_the_activations(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     few, many = (

@@ -63,7 +63,8 @@ def rollout_memory(
                 for _ in range(run.steps):
                     cache = 0
                     if settings.sampling.declared.local:  # servers have their weights and their cache elsewhere
-                        cache = sample(run, policy, settings.sampling, prompts, largest.waiting)
+                        earlier = settings.longest_episode if settings.environment.is_named else 0
+                        cache = sample(run, policy, settings.sampling, prompts, largest.waiting, earlier)
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
 

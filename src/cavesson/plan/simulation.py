@@ -154,20 +154,30 @@ def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> Non
 
 
 @torch.no_grad()
-def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor, waiting: bool) -> int:
-    """Read prompts `[B, S]`, decode one token and, if others wait, read some of those; return the cache's bytes."""
-    size = prompts.shape[1] + settings.longest
+def sample(
+    run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor, waiting: bool, earlier: int = 0
+) -> int:
+    """Read prompts `[B, S]`, decode one token and, if others wait, read some of those; return the bytes of caches.
+
+    In an episode of several turns, up to `earlier` tokens are between the prompt and the last turn.
+    """
+    size = prompts.shape[1] + earlier + settings.longest
     try:
         cache = new_cache(policy.model, "static", size)
-        if not (waiting and can_replace(policy.model, cache)):
-            return _decode(run, policy, settings, prompts, cache)
-        cache = new_cache(policy.model, "static", size + spare_columns(size))
-        return _decode(run, policy, settings, prompts, cache, replaced_together(len(prompts)))
+        moves = can_replace(policy.model, cache)
+        if waiting and moves:
+            cache = new_cache(policy.model, "static", size + spare_columns(size))
+            return _decode(run, policy, settings, prompts, cache, replaced_together(len(prompts)))
+        read = _decode(run, policy, settings, prompts, cache)
+        if not (earlier and moves):
+            return read
+        # What rows have read is kept until their next turn has been loaded with it.
+        return read + _decode(run, policy, settings, prompts, new_cache(policy.model, "static", size))
     except UNSUPPORTED:
         # A growing cache is as long as the tokens read, so longer prompts stand in for responses.
         growing = DynamicCache(config=causal(policy.model).config)
         with unset_fake_temporarily():
-            longer = pad(prompts, (settings.longest - 1, 0), value=1)
+            longer = pad(prompts, (earlier + settings.longest - 1, 0), value=1)
         return _decode(run, policy, settings, longer, growing)
 
 
