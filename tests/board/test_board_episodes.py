@@ -83,7 +83,7 @@ def test_a_filter_over_calls_that_means_nothing_is_one_plain_line(client, condit
 def test_a_run_without_turns_says_so(folder, board, condition):
     answer = client_of(board).get(f"{BASE}/rows", params={"filter": condition})
     assert answer.status_code == 400
-    assert "recorded in this run" in answer.json()["error"]
+    assert "this run has no recorded" in answer.json()["error"]
 
 
 def test_the_table_has_what_differs(client):
