@@ -37,8 +37,10 @@ from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actor_name, connect, options
 from cavesson.cluster.rewards import ROLE, RewardWorker, remote_rewards
 from cavesson.command_line import ON_RAY
+from cavesson.rewards.base import load_function
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import score
+from cavesson.rollout.settings import EnvironmentSettings
 
 pytestmark = pytest.mark.timeout(600)
 MEASURED = ("time/", "tokens_per_second", "memory/")
@@ -143,6 +145,13 @@ def tokens(completions, completion_ids, **_):
 
 def most_at_once(prompts, responses):
     return [most] * len(responses)
+
+def moves(prompts, responses, environments):
+    return [one.moves for one in environments]
+
+class Game:
+    def __init__(self, moves):
+        self.moves = moves
 """
 
 
@@ -158,18 +167,18 @@ def test_workers_call_async_rewards_at_the_same_time_and_return_what_they_return
     before = signal.getsignal(signal.SIGTERM)
     connect(cluster.address)
     role = RewardWorkerSettings(count=2, cpus=0, resources={"reward": 1})
-    names = ("judge", "first", "second", "tokens")
+    names, game = ("judge", "first", "second", "tokens"), f"{tmp_path}/judges.py:Game"
     settings = [RewardSettings(use=f"{tmp_path}/judges.py:{name}", weight=2) for name in names]
     settings[0] = settings[0].model_copy(update={"concurrency": 3})
-    late = RewardSettings(use=f"{tmp_path}/judges.py:most_at_once")
+    late, played = (RewardSettings(use=f"{tmp_path}/judges.py:{name}") for name in ("most_at_once", "moves"))
     try:
         actors = [
             ray.remote(RewardWorker)
             .options(name=actor_name(ROLE, number), **options(role))
-            .remote([*settings, late], False, str(tmp_path))
+            .remote([*settings, late, played], EnvironmentSettings(use=game), False, str(tmp_path))
             for number in range(2)
         ]
-        *rewards, most = remote_rewards([*settings, late], role, 120)
+        *rewards, most, moves = remote_rewards([*settings, late, played], role, 120)
         prompts, responses = list("abcdefgh"), ["", *("x" * size for size in range(1, 8))]
         scored = score(rewards, prompts, responses, {}, [[7] * (10 + row) for row in range(8)])
         assert scored.parts == {
@@ -180,6 +189,8 @@ def test_workers_call_async_rewards_at_the_same_time_and_return_what_they_return
         assert scored.reasons == {"judge": [None, *(f"{'abcdefgh'[row]}: {row}" for row in range(1, 8))]}
         assert score([most], prompts, responses, {}).total == [3.0] * 8
         assert score([rewards[2]], ["p"], ["r"], {}).total == [None]
+        games = [load_function(game)(row) for row in range(8)]
+        assert score([moves], prompts, responses, {"environments": games}).total == [*range(8)]
         del actors
     finally:
         ray.shutdown()

@@ -121,7 +121,7 @@ class _Launch:
         role = settings.ray.reward_workers
         self._workers = [
             create(rewards.RewardWorker, rewards.ROLE, number, **options(role)).remote(
-                settings.rewards, role.gpus > 0, os.getcwd()
+                settings.rewards, settings.environment, role.gpus > 0, os.getcwd()
             )
             for number in range(role.count)
         ]

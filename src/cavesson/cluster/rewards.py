@@ -1,6 +1,6 @@
 """Rewards that workers on a Ray cluster compute: each gets a part of the rows, and the results are joined in order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
+from cavesson.cluster.worlds import load_classes, packed, unpacked
 from cavesson.errors import UserCodeError, user_code
 from cavesson.rewards.answers import Answers, Part
 from cavesson.rewards.arguments import Judged
@@ -17,6 +18,7 @@ from cavesson.rewards.base import Remote, call_rewards
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.surroundings import still_running
 from cavesson.rewards.table import Reward, build_rewards
+from cavesson.rollout.settings import EnvironmentSettings
 
 ROLE = "reward-worker"
 
@@ -26,17 +28,21 @@ class RewardWorker:
 
     Args:
         settings: settings of the rewards.
+        environment: settings of the environments that rewards get.
         uses_gpu: whether rewards that are models run on a GPU.
         folder: working directory.
     """
 
-    def __init__(self, settings: Sequence[RewardSettings], uses_gpu: bool, folder: str) -> None:
-        self._settings, self._device = settings, torch.device("cuda" if uses_gpu else "cpu")
-        self._folder = folder
+    def __init__(
+        self, settings: Sequence[RewardSettings], environment: EnvironmentSettings, uses_gpu: bool, folder: str
+    ) -> None:
+        self._settings, self._environment, self._folder = settings, environment, folder
+        self._device = torch.device("cuda" if uses_gpu else "cpu")
 
     @cached_property
     def _rewards(self) -> dict[str, Reward]:
         enter(self._folder)
+        load_classes(self._environment)
         return {reward.name: reward for reward in build_rewards(self._settings, self._device)}
 
     def is_placed(self) -> bool:
@@ -49,7 +55,8 @@ class RewardWorker:
         Raises:
             UserError: a reward cannot be built, or it failed.
         """
-        return call_rewards({name: self._rewards[name].function for name in names}, judged)
+        functions = {name: self._rewards[name].function for name in names}
+        return call_rewards(functions, _with_environments(judged, unpacked))
 
 
 def remote_rewards(
@@ -110,13 +117,20 @@ class _Workers:
 
 def _part(judged: Judged, rows: range) -> Judged:
     part = slice(rows.start, rows.stop)
-    return Judged(
+    own = Judged(
         judged.prompts[part],
         judged.responses[part],
-        # Environments are objects of this process.
-        {name: values[part] for name, values in judged.columns.items() if name != "environments"},
+        {name: values[part] for name, values in judged.columns.items()},
         None if judged.ids is None else judged.ids[part],
     )
+    return _with_environments(own, packed)
+
+
+def _with_environments(judged: Judged, change: Callable[[Any], list[Any]]) -> Judged:
+    """Return the same, with environments that are changed, if there are any."""
+    if "environments" not in judged.columns:
+        return judged
+    return judged._replace(columns={**judged.columns, "environments": change(judged.columns["environments"])})
 
 
 def split(rows: int, count: int) -> list[range]:
