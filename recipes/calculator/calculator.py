@@ -1,4 +1,4 @@
-"""Two tools, the reward of their users, and the questions: python recipes/calculator/calculator.py writes the data."""
+"""Two tools, the reward, and the questions; `python recipes/calculator/calculator.py` writes the data."""
 
 import json
 import random
@@ -9,8 +9,8 @@ from typing import Any
 STORIES = (
     ("A box holds {a} eggs. How many eggs are in {b} boxes?", "multiply"),
     ("A ticket costs {a} dollars. How many dollars do {b} tickets cost?", "multiply"),
-    ("A train has {a} seats per car and {b} cars. How many seats has it?", "multiply"),
-    ("Ann has {a} coins and finds {b} more. How many coins has she now?", "add"),
+    ("A train has {a} seats per car and {b} cars. How many seats is that?", "multiply"),
+    ("Ann has {a} coins and finds {b} more. How many coins does she have now?", "add"),
     ("A shelf has {a} books, and another one has {b}. How many books are there?", "add"),
     ("It is {a} miles to the lake, and {b} miles on to the town. How many miles is that?", "add"),
 )
@@ -60,7 +60,7 @@ def demonstration(asked: dict[str, Any]) -> dict[str, Any]:
         "messages": [
             {"role": "user", "content": asked["question"]},
             {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-            {"role": "tool", "name": asked["tool"], "content": str(asked["answer"])},
+            {"role": "tool", "content": str(asked["answer"])},
             {"role": "assistant", "content": f"The answer is {asked['answer']}."},
         ]
     }
