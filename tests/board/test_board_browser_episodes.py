@@ -8,6 +8,7 @@ from episode_helpers import record_episodes
 from playwright.sync_api import expect
 
 from cavesson.importers import import_run
+from cavesson.record import Recorder, begin_attempt, write_run
 
 CHATML = (
     "Wait.<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n"
@@ -164,3 +165,77 @@ def test_roles_and_errors_are_named_in_each_language(browser, board, language, w
     with opened(browser, f"{board.address}/responses?step=1&at=1.1", language=language) as page:
         for word in words:
             expect(page.locator(".detail .turn header", has_text=word).first).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """The board of a run whose turns say what its responses lack, as a recorder of final answers leaves it."""
+    folder = tmp_path_factory.mktemp("apart") / "run"
+    write_run(folder, {"algorithm": "grpo"})
+    rows = {"prompt": ["Where?"] * 2, "response": ["In Hanoi.", "In Hue."], "reward": [1.0, 0.0]}
+    call = {"role": "tool", "name": "look_up", "arguments": '{"place": "Ngoc Son"}'}
+    lines = [
+        {"sample": 0, "role": "assistant", "text": "Let me see."},
+        {"sample": 0, **call, "text": "a temple on a lake", "seconds": 2.5},
+        {"sample": 0, "role": "user", "text": "Which city?"},
+        {"sample": 1, **call, "text": "", "error": "the lake is closed", "seconds": 0.5},
+        {"sample": 1, "role": "assistant", "text": "In Hue."},
+    ]
+    names = dict.fromkeys(name for line in lines for name in line)
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        recorder.rollouts(
+            0, rows, {"token_id": [[1], [2]]}, {name: [line.get(name) for line in lines] for name in names}
+        )
+    with BoardProcess(folder) as board:
+        yield board
+
+
+@pytest.mark.parametrize(
+    ("q", "sample", "said", "part"),
+    [
+        ("temple", 0, "turn 1 look_up", "pre.code"),
+        ("which CITY", 0, "turn 2 User", "pre.text"),
+        ("is closed", 1, "turn 0 look_up", "p.error"),
+    ],
+)
+def test_a_search_shows_the_turn_that_has_it(browser, apart, q, sample, said, part):
+    with opened(browser, f"{apart.address}/responses?columns=sample,response&q={q}") as page:
+        expect(page.locator("output.muted")).to_have_text("1 rollout")
+        cells = page.locator('.tr[aria-rowindex="1"] .td')
+        expect(cells.first).to_have_text(str(sample))
+        expect(cells.last.locator(".tool")).to_have_text(said)
+        expect(cells.last.locator("mark")).to_have_text(q, ignore_case=True)
+        cells.last.click()
+        expect(page.locator(f".detail .turn {part} mark")).to_have_text(q, ignore_case=True)
+
+
+def test_a_search_marks_arguments_and_a_saved_page_shows_where_it_was(browser, apart, tmp_path):
+    with opened(browser, f"{apart.address}/responses?columns=sample,response&q=Ngoc") as page:
+        expect(page.locator("output.muted")).to_have_text("2 rollouts")
+        page.locator('.tr[aria-rowindex="2"] .td').last.click()
+        expect(page.locator(".detail .arguments mark")).to_have_text("Ngoc")
+        settle(page)
+        page.get_by_role("button", name="Export").click()
+        file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        expect(page.locator(".tr .td .tool")).to_have_text(["turn 1 look_up", "turn 0 look_up"])
+
+
+@pytest.mark.parametrize(
+    ("condition", "sample"),
+    [
+        ('tool == "look_up" and seconds > 2', "0"),
+        ('"Son" in arguments and error', "1"),
+        ('"temple" in result', "0"),
+        ('"closed" in error', "1"),
+    ],
+)
+def test_a_filter_asks_what_a_call_took_and_said(browser, apart, condition, sample):
+    with opened(browser, f"{apart.address}/responses?columns=sample,response") as page:
+        box = page.locator("input.filter")
+        for name in ("seconds", "arguments", "result"):
+            assert name in box.get_attribute("title")
+        box.fill(condition)
+        page.keyboard.press("Enter")
+        expect(page.locator("output.muted")).to_have_text("1 rollout")
+        expect(page.locator('.tr[aria-rowindex="1"] .td').first).to_have_text(sample)

@@ -10,8 +10,8 @@ from index_helpers import indexed, new_run, record, text_of
 
 from cavesson.board import scanner as scanner_module
 from cavesson.board import search as search_module
+from cavesson.board.excerpts import excerpt
 from cavesson.board.expressions import compiled, escaped, required
-from cavesson.board.rows import excerpt
 from cavesson.board.scanner import Looked, spans
 from cavesson.errors import UserError
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cavesson.board.distributions import count_bins, edges_of
-from cavesson.board.rows import LENGTH as SHOWN
+from cavesson.board.excerpts import LENGTH as SHOWN
 from cavesson.board.rows import answers
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, both
@@ -181,6 +181,6 @@ def _side(run: OpenRun, snapshot: Snapshot, side: PromptResults, places: Array) 
         return
     keys, texts, last = snapshot.keys(rows), run.texts(snapshot, rows), answers(run, snapshot, rows)
     numbers = (values.tolist() for values in (snapshot.raw("reward")[rows], side.mean[places], side.counts[places]))
-    for (step, sample), reward, mean, count, prompt, response in zip(keys, *numbers, *texts, strict=True):
+    for (step, sample), reward, mean, count, prompt, response, answer in zip(keys, *numbers, *texts, last, strict=True):
         line = {"run": run.number, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
-        yield prompt[:SHOWN], line | {"response": last.get((step, sample), response)[:SHOWN]}
+        yield prompt[:SHOWN], line | {"response": (response if answer is None else answer)[:SHOWN]}

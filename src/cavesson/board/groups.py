@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.rows import LENGTH as SHOWN
+from cavesson.board.excerpts import LENGTH as SHOWN
 from cavesson.board.rows import answers, plain
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import CHUNK, Page, SplitQuery, step_of
@@ -74,9 +74,9 @@ def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, 
     texts = run.texts(snapshot, rows)
     last = answers(run, snapshot, rows)
     columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
-    for step, sample, reward, prompt, response in zip(*columns, *texts, strict=True):
+    for step, sample, reward, prompt, response, answer in zip(*columns, *texts, last, strict=True):
         places = {"step": step, "sample": sample, "reward": reward}
-        yield places | {"prompt": prompt[:SHOWN], "response": last.get((step, sample), response)[:SHOWN]}
+        yield places | {"prompt": prompt[:SHOWN], "response": (response if answer is None else answer)[:SHOWN]}
 
 
 def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:

@@ -8,6 +8,7 @@ from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, RunQuery
 from cavesson.board.series import lines_of, rollups_of
 from cavesson.index.columns import CODED
+from cavesson.index.filters import OF_CALLS
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import HELD_OUT
 
@@ -44,7 +45,8 @@ def summary(run: OpenRun) -> dict[str, Any]:
             "texts": [name for name in CODED if name in snapshot.names],
             "tokens": run.token_columns(),
             "parts": [name.removeprefix("part/") for name in snapshot.names if name.startswith("part/")],
-            "tools": [name for name in snapshot.tools if name],
+            "tools": [name for name in snapshot.state.tools if name],
+            "calls": list(OF_CALLS) if snapshot.state.calls else [],
         },
         "indexed": run.indexed(),
         "partial": partial and partial._asdict(),

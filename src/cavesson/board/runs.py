@@ -23,6 +23,7 @@ from cavesson.index.patterns import read_counts
 from cavesson.index.search import dictionary
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import RowTexts, read_texts
+from cavesson.index.turns import read_turns
 from cavesson.index.words import words
 from cavesson.record import Run
 from cavesson.record.index_folder import fingerprint, index_folder, local_folder
@@ -159,6 +160,11 @@ class OpenRun:
         """Return the beginnings of the texts of some rows of the index."""
         with reading():
             return read_texts(self.record, snapshot, rows)
+
+    def turns(self, snapshot: Snapshot, rows: Array) -> pa.Table:
+        """Return the turns of some rows of the index."""
+        with reading():
+            return read_turns(self.record, snapshot, rows)
 
     def version(self) -> str | None:
         """Return a value that changes when the record has grown."""

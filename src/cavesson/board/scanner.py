@@ -21,6 +21,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import snapshot
 from cavesson.index.texts import read_responses
+from cavesson.index.turns import are_in, read_turns
 from cavesson.record.background import small_process, without_ctrl_c
 
 START = 60.0
@@ -164,9 +165,11 @@ def _look(what: ScannedRows, pattern: str) -> Looked:
     begun = last = time.monotonic()
     size, count, found = FIRST_CHUNK, 0, [np.empty(0, np.int64)]
     while count < len(what.rows) and last < begun + PORTION:
-        texts = read_responses(run, stored, what.rows[count : count + size])
-        found.append(count + np.flatnonzero(pc.match_substring_regex(texts, pattern)))
-        count += len(texts)
+        rows = what.rows[count : count + size]
+        hit = np.asarray(pc.match_substring_regex(read_responses(run, stored, rows), pattern))
+        hit = hit | are_in(read_turns(run, stored, rows), len(rows), pattern)
+        found.append(count + np.flatnonzero(hit))
+        count += len(rows)
         now = time.monotonic()
         size = 2 * size if now - last < CHUNK_SECONDS / 2 else max(size // 2, 1) if now - last > CHUNK_SECONDS else size
         last = now

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from cavesson.board.runs import OpenRun
+from cavesson.board.runs import OpenRun, reading
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.filters import matches, names_in
@@ -82,28 +82,28 @@ class Page(Query):
 def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
     """Return [rows] which rows are selected; None means all."""
     key = (snapshot.state.rows, snapshot.state.dead, query.splits, query.steps, query.filter)
-    mask = run.cache.get("selected", key, lambda: _mask(snapshot, *key[2:]), most=4)
+    mask = run.cache.get("selected", key, lambda: _mask(run, snapshot, *key[2:]), most=4)
     if query.starred:
         mask = both(mask, _starred(run, snapshot))
     return mask
 
 
-def _mask(snapshot: Snapshot, split: Split | None, steps: tuple[int, int] | None, text: str) -> Array | None:
+def _mask(
+    run: OpenRun, snapshot: Snapshot, split: Split | None, steps: tuple[int, int] | None, text: str
+) -> Array | None:
     mask = snapshot.of(split)
     if steps is not None:
         step = snapshot.raw("step") if snapshot.rows else np.empty(0)
         mask = both(mask, (step >= steps[0]) & (step <= steps[1]))
     if text.strip():
-        mask = both(mask, matches(text, snapshot)) if mask is None or steps is None else _within(mask, text, snapshot)
+        with reading():
+            rows = None if mask is None or steps is None else np.flatnonzero(mask)
+            found = matches(text, snapshot, run.record, rows)
+        if rows is None:
+            return both(mask, found)
+        mask = np.zeros(snapshot.rows, np.bool_)
+        mask[rows[found]] = True
     return mask
-
-
-def _within(mask: Array, text: str, snapshot: Snapshot) -> Array:
-    """Return which rows of a mask match a filter; the filter is evaluated only on these."""
-    rows = np.flatnonzero(mask)
-    found = np.zeros(len(mask), np.bool_)
-    found[rows[matches(text, snapshot.only(rows))]] = True
-    return found
 
 
 def both(first: Array | None, second: Array) -> Array:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.errors import UserError
-from cavesson.index import texts
-from cavesson.index.columns import KEY, READ, READ_TURNS, Array, append, arrays, mark_dead
+from cavesson.index import calls, texts, turns
+from cavesson.index.columns import KEY, READ, Array, append, arrays, mark_dead
 from cavesson.index.folder import State, clear, read_state, sweep, write_state
 from cavesson.index.metrics import add_metrics
 from cavesson.index.orders import due, store_orders
@@ -84,6 +84,9 @@ class Builder:
             if texts.due(self.state):
                 self._commit(texts.store_texts(self.folder, self.state, self.run))
                 return True
+            if turns.due(self.state):
+                self._commit(turns.store_turns(self.folder, self.state, self.run))
+                return True
             if self.state.text_rows < self.state.rows:
                 self._commit(self.text.advance(self.state))
                 sweep(self.folder, self.state)
@@ -100,9 +103,9 @@ class Builder:
         new_rows = max(0, self._recorded(changes, first_step) - len(had))
         self._commit(self.state.with_(recorded=self.state.rows + new_rows))
         seen = np.zeros(len(had), np.bool_)
-        for table, turns in self._batches(changes, first_step):
+        for table, said in self._batches(changes, first_step):
             codes = {name: list(values) for name, values in self.state.codes.items()}
-            columns = arrays(table, turns, codes)
+            columns = arrays(table, codes)
             keys = _keys(columns)
             seen |= np.isin(had["key"], keys) if len(had) else seen
             new = np.flatnonzero(~np.isin(keys, had["key"])) if len(had) else np.arange(len(keys))
@@ -110,7 +113,7 @@ class Builder:
                 order = new[np.lexsort((columns["sample"][new], columns["step"][new]))]
                 columns = {name: values[order] for name, values in columns.items()}
                 columns["prompt"] = self.prompts.numbers(columns["prompt"])
-                state = self.state.with_(codes=codes, prompts=self.prompts.count)
+                state = self._with_calls(table, said, order).with_(codes=codes, prompts=self.prompts.count)
                 self._commit(append(self.folder, state, columns, len(order)))
         gone = had["row"][~seen]
         state = mark_dead(self.folder, self.state, gone) if len(gone) else self.state
@@ -119,6 +122,19 @@ class Builder:
         if state.rows:
             state = add_rollups(self.folder, state, self.run, first_step)
         self._commit(state.with_(cursor=changes.cursor, recorded=state.rows))
+
+    def _with_calls(self, table: pa.Table, said: pa.Table, order: Array) -> State:
+        """Return the state with the calls of the rows that will be appended, in this order."""
+        if not len(said):
+            return self.state
+        names = list(self.state.tools)
+        found = calls.recorded(table, said, names)
+        row = np.full(len(table), -1)
+        row[order] = self.state.rows + np.arange(len(order))
+        found = found._replace(row=row[found.row])
+        kept = np.flatnonzero(found.row >= 0)
+        kept = kept[np.argsort(found.row[kept], kind="stable")]
+        return calls.append(self.folder, self.state, found.take(kept), names) if len(kept) else self.state
 
     def _recorded(self, changes: Changes, first_step: int) -> int:
         """Return the number of rollouts in the record from a step on."""
@@ -146,7 +162,7 @@ class Builder:
         tables: list[tuple[pa.Table, pa.Table]] = []
         for segment in changes.segments:
             if segment.stop > first_step:
-                pair = self.run.read(segment, "rows", READ), self.run.read(segment, "turns", READ_TURNS)
+                pair = self.run.read(segment, "rows", READ), self.run.read(segment, "turns", calls.READ)
                 tables.append((_from(pair[0], first_step), _from(pair[1], first_step)))
             if sum(rows.num_rows for rows, _ in tables) >= BATCH:
                 yield _concatenated(tables)

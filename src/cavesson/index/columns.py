@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.index.folder import ColumnFile, State
-from cavesson.record.keys import rows_of_tokens
 from cavesson.record.schema import ROW_COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,21 +23,16 @@ NUMERIC = {
 }
 READ = [*NUMERIC, *CODED, "reward_parts", "prompt"]
 """The columns of the rows that the index is made of."""
-READ_TURNS = ["step", "sample", "role", "name", "error"]
-"""The columns of the turns that the index is made of."""
-CALLS, FAILED = "calls/", "failed/"
-"""Columns ``calls/NAME`` are the calls of a tool, ``failed/NAME`` those that failed; NAME is empty if none is known."""
 KEY = ("step", "sample", "attempt", "reward")
 """What a rollout is known by. The reward tells a record that was written anew with the same numbering."""
 MISSING: dict[str, Any] = {"<f4": np.nan, "<i4": np.iinfo(np.int32).min, "<i8": np.iinfo(np.int64).min, "|u1": 255}
 
 
-def arrays(table: pa.Table, turns: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
+def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
     """Return the columns that the index stores for a table of rows.
 
     Args:
         table: [N] the columns ``READ``.
-        turns: The columns ``READ_TURNS`` of their turns.
         codes: The values of each coded column so far; new values are appended in place.
 
     Returns:
@@ -47,7 +41,6 @@ def arrays(table: pa.Table, turns: pa.Table, codes: dict[str, list[str]]) -> dic
     columns = {name: _numbers(table[name], NUMERIC[name]) for name in NUMERIC}
     columns |= {name: _coded(table[name], codes.setdefault(name, [])) for name in CODED}
     columns |= {f"part/{name}": values for name, values in _parts(table["reward_parts"])}
-    columns |= dict(_tools(table, turns))
     columns["gap"] = columns["reward"] - columns["ref_reward"]
     columns["prompt"] = _hashes(table["prompt"])
     # A column that was not measured in any of these rows is left out.
@@ -115,19 +108,6 @@ def _parts(column: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
         values = np.full(len(parts), np.nan, "<f4")
         values[rows[codes == code]] = scores[codes == code]
         yield name, values
-
-
-def _tools(table: pa.Table, turns: pa.Table) -> Iterator[tuple[str, Array]]:
-    """Yield the name and [N] counts of the columns of each tool."""
-    row, known = rows_of_tokens(table, turns)
-    called = known & pc.fill_null(pc.equal(turns["role"], "tool"), False).to_numpy()
-    failed = turns["error"].is_valid().to_numpy()
-    names = turns["name"].to_numpy(zero_copy_only=False)
-    unknown = np.bincount(row[known], minlength=len(table)) == 0
-    for name in dict.fromkeys(names[called]):
-        for kind, which in ((CALLS, called), (FAILED, called & failed)):
-            counts = np.bincount(row[which & (names == name)], minlength=len(table))
-            yield kind + (name or ""), np.where(unknown, MISSING["<i4"], counts).astype("<i4")
 
 
 def _hashes(column: pa.ChunkedArray) -> Array:

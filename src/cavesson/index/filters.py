@@ -3,21 +3,28 @@
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.errors import UserError
-from cavesson.index.columns import CALLS, CODED, FAILED, Array
+from cavesson.index.calls import Calls
+from cavesson.index.columns import CODED, MISSING, Array
+from cavesson.index.said import SAID, CallTexts
 from cavesson.index.snapshot import Snapshot
+from cavesson.record import Run
 
 LONGEST = 2_000
-OF_CALLS = ("tool", "error")
+TOO_LARGE = "the filter cannot be read: it is nested too deeply or a number in it is too large"
+OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 """Names that hold for a call, and not for a whole rollout."""
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
+_TEXTS = (*CODED, "tool", "arguments", "result")
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -37,8 +44,8 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def names_in(text: str) -> set[str]:
     """Return the names of the columns that a filter mentions; none if it cannot be read."""
     try:
-        tree = ast.parse(_plain(text).strip(), mode="eval")
-    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        tree = _parsed(text)
+    except UserError:
         return set()  # which is an error where the filter is used
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
@@ -69,59 +76,76 @@ def _plain(text: str) -> str:
     return _PIECES.sub(plain, text)
 
 
-def matches(text: str, snapshot: Snapshot) -> Array:
+def matches(text: str, snapshot: Snapshot, run: Run | None = None, rows: Array | None = None) -> Array:
     """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
     A filter can use the columns of the index by name, ``parts["NAME"]`` for the score of one reward, numbers, quoted
-    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and parentheses. A
-    filter with ``tool`` or ``error`` holds for a rollout if it holds for one of its calls.
+    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``"TEXT" in NAME``, ``is None``, ``and``, ``or``, ``not``
+    and parentheses. A filter with one of ``OF_CALLS`` holds for a rollout if it holds for one of its calls.
+
+    Args:
+        text: The filter.
+        snapshot: The rows.
+        run: The run, which has the texts of calls; other filters need none.
+        rows: Only these rows, ascending; all of them if None.
 
     Raises:
         UserError: The text is not a valid filter.
     """
     if len(text) > LONGEST:
         raise UserError(f"the filter has {len(text)} characters; the limit is {LONGEST}")
+    tree = _parsed(text)
     try:
-        tree = ast.parse(_plain(text).strip(), mode="eval").body
         with np.errstate(all="ignore"):
-            result = _evaluated(tree, snapshot)
-    except SyntaxError as error:
-        raise UserError(f"the filter cannot be read: {error.msg}") from None
-    except (RecursionError, MemoryError, ValueError, OverflowError):
-        raise UserError("the filter cannot be read: it is nested too deeply or a number in it is too large") from None
-    if not isinstance(result, np.ndarray) or result.dtype != np.bool_:
+            result = _evaluated(tree, snapshot, run, rows)
+    except (RecursionError, MemoryError, OverflowError):
+        raise UserError(TOO_LARGE) from None
+    if not _is_condition(result):
         raise UserError("the filter must be a condition, such as reward > 2")
-    return result
+    return np.asarray(result)
 
 
-class _Call(NamedTuple):
-    """What a filter can ask of a call."""
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(_plain(text).strip(), mode="eval").body
+    except SyntaxError as error:
+        hint = '; a part of a text is "TEXT" in NAME' if re.search(r"\bcontains\b", text) else ""
+        raise UserError(f"the filter cannot be read: {error.msg}{hint}") from None
+    except (RecursionError, MemoryError, ValueError):
+        raise UserError(TOO_LARGE) from None
 
-    tool: str
-    error: bool
+
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.bool_
 
 
-def _evaluated(tree: ast.expr, snapshot: Snapshot) -> Any:
-    """Return the value of a filter; one about calls is evaluated for every kind of call that occurs."""
-    if not {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS):
-        return _Evaluation(snapshot).of(tree)
-    if not snapshot.tools:
-        raise UserError("this run has no recorded calls of tools, so a filter cannot use tool or error")
-    found = np.zeros(snapshot.rows, np.bool_)
-    for tool in snapshot.tools:
-        calls, failed = snapshot.raw(CALLS + tool), snapshot.raw(FAILED + tool)
-        for error, some in ((True, failed > 0), (False, calls > np.maximum(failed, 0))):
-            value = _Evaluation(snapshot, _Call(tool, error)).of(tree)
-            if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
-                return value  # not a condition
-            found |= some & value
-    return found
+def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array | None) -> Any:
+    """Return the value of a filter; one about calls is evaluated for every call, with the columns of its rollout."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
+    if not names:
+        return _Evaluation(snapshot if rows is None else snapshot.only(rows)).of(tree)
+    if not snapshot.state.calls:
+        raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
+    found, calls = np.zeros(snapshot.rows, np.bool_), snapshot.calls
+    if rows is not None:
+        wanted = np.zeros(snapshot.rows, np.bool_)
+        wanted[rows] = True
+        calls = calls.take(wanted[calls.row])
+    for some in calls.portions():
+        value = _Evaluation(snapshot.only(some.row), some, CallTexts(snapshot, run, some)).of(tree)
+        if not _is_condition(value):
+            return value
+        found[some.row[value]] = True
+    return found if rows is None else found[rows]
 
 
 class _Evaluation:
-    def __init__(self, snapshot: Snapshot, call: _Call | None = None) -> None:
+    """The value of each part of a filter, for the rows of a snapshot; with calls, these are the rows of the calls."""
+
+    def __init__(self, snapshot: Snapshot, calls: Calls | None = None, texts: CallTexts | None = None) -> None:
         self.snapshot = snapshot
-        self.call = call
+        self.calls = calls
+        self.texts = texts
 
     def of(self, node: ast.expr) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -156,12 +180,11 @@ class _Evaluation:
         raise UserError(f"the filter cannot contain `{_source(node)}`")
 
     def _name(self, node: ast.Name) -> Array:
-        if self.call is not None and node.id == "error":
-            return self._all(self.call.error)
+        if self.calls is not None and node.id == "error":
+            return np.asarray(self.calls.failed == 1)
+        if self.calls is not None and node.id == "seconds":
+            return self.calls.seconds
         return self._column(node.id)
-
-    def _all(self, value: bool) -> Array:
-        return np.full(self.snapshot.rows, value, np.bool_)
 
     def _subscript(self, node: ast.Subscript) -> Array:
         if isinstance(node.value, ast.Name) and node.value.id == "parts" and isinstance(node.slice, ast.Constant):
@@ -193,28 +216,40 @@ class _Evaluation:
             return None
         if not isinstance(op, ast.Eq | ast.NotEq):
             raise UserError("a text can only be compared with == and !=")
-        return self._equal_text(left, [right.value], isinstance(op, ast.NotEq))
+        return self._texts(left, _Equal([right.value]), isinstance(op, ast.NotEq))
 
-    def _equal_text(self, column: ast.expr, texts: list[str], negate: bool) -> Array:
-        if isinstance(column, ast.Name) and column.id == "error":
-            raise UserError("error says only whether the call failed: write error, or not error")
-        if self.call is not None and isinstance(column, ast.Name) and column.id == "tool":
-            return self._all((self.call.tool in texts) != negate and self.call.tool != "")
-        if not isinstance(column, ast.Name) or column.id not in CODED:
-            raise UserError(f"only {', '.join(CODED)} and tool are texts; to find words in responses, use the search")
-        if column.id not in self.snapshot.state.columns:
+    @property
+    def _nameless(self) -> int:
+        """The code of calls that name no tool."""
+        tools = self.snapshot.state.tools
+        return tools.index("") if "" in tools else -1
+
+    def _texts(self, node: ast.expr, test: "_Contains | _Equal", negate: bool) -> Array:
+        """Return where a text passes a test, or fails it; a text that is missing does neither."""
+        name = node.id if isinstance(node, ast.Name) else ""
+        if name == "error" and isinstance(test, _Equal):
+            raise UserError(
+                'error is true or false: write error, or not error; for a part of what it says, write "TEXT" in error'
+            )
+        if self.calls is not None and name == "tool":
+            return _passing(self.calls.tool, self.snapshot.state.tools, self._nameless, test, negate)
+        if self.texts is not None and name in SAID:
+            return self.texts.where(name, test.texts, lambda texts: pc.xor(test(texts), negate), narrow=not negate)
+        if name not in CODED:
+            texts = ", ".join((*_TEXTS, "error"))
+            raise UserError(f"only {texts} are texts; to find words in responses, use the search")
+        if name not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
-        codes = self.snapshot.raw(column.id)
-        known = self.snapshot.state.codes[column.id]
-        found = np.isin(codes, [known.index(text) for text in texts if text in known])
-        return ~found & (codes != 255) if negate else found
+        return _passing(self.snapshot.raw(name), self.snapshot.state.codes[name], MISSING["|u1"], test, negate)
 
     def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
+        if isinstance(left, ast.Constant) and isinstance(left.value, str) and isinstance(right, ast.Name):
+            return self._texts(right, _Contains([left.value]), negate)
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
-            raise UserError("`in` needs a list, such as [1, 2]")
+            raise UserError('`in` needs a list, such as [1, 2], or a text and a name, such as "TEXT" in arguments')
         values = [self.of(element) for element in right.elts]
         if values and all(isinstance(value, str) for value in values):
-            return self._equal_text(left, values, negate)
+            return self._texts(left, _Equal(values), negate)
         if not all(isinstance(value, int | float) for value in values):
             raise UserError("a list must contain numbers or texts")
         numbers = np.broadcast_to(self._number(left), (self.snapshot.rows,))
@@ -226,20 +261,25 @@ class _Evaluation:
     def _missing(self, left: ast.expr, right: ast.expr) -> Array:
         if not (isinstance(right, ast.Constant) and right.value is None):
             raise UserError("`is` needs None")
-        if self.call is not None and isinstance(left, ast.Name) and left.id in OF_CALLS:
-            return self._all(not self.call.error if left.id == "error" else self.call.tool == "")
-        if isinstance(left, ast.Name) and left.id in CODED:
-            return np.asarray(self._column(left.id) == 255)
+        name = left.id if isinstance(left, ast.Name) else ""
+        if self.calls is not None and name == "tool":
+            return np.asarray(self.calls.tool == self._nameless)
+        if self.calls is not None and name == "error":
+            return np.asarray(self.calls.failed == 0)
+        if self.texts is not None and name in SAID:
+            return ~self.texts.where(name, [], pc.is_valid, narrow=False)
+        if name in CODED:
+            return np.asarray(self._column(name) == MISSING["|u1"])
         return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
 
     def _condition(self, node: ast.expr) -> Array:
-        value = self.of(node)
-        if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
+        value: Array = self.of(node)
+        if not _is_condition(value):
             raise UserError(f"`{_source(node)}` is not a condition")
         return value
 
     def _number(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name) and node.id in (*CODED, "tool"):
+        if isinstance(node, ast.Name) and node.id in _TEXTS:
             raise UserError(f"{node.id} is a text: compare it with one in quotes")
         value = self.of(node)
         if isinstance(value, str) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
@@ -251,12 +291,38 @@ class _Evaluation:
     def _column(self, name: str) -> Array:
         if name in OF_TURNS and name not in self.snapshot.state.columns:
             raise UserError(f"this run has no recorded turns, so a filter cannot use {name!r}")
-        if name == "tool":
-            raise UserError("tool is a text: compare it with one in quotes")
+        if name in _TEXTS and name not in CODED:
+            raise UserError(f"{name} is a text: compare it with one in quotes")
         if name not in self.snapshot.state.columns or name == "prompt":
             known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
             raise UserError(f"there is no column {name!r} to filter by; columns are {known}")
         return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)
+
+
+class _Contains(NamedTuple):
+    """Whether texts contain a text."""
+
+    texts: list[str]
+
+    def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        return pc.match_substring(texts, self.texts[0])
+
+
+class _Equal(NamedTuple):
+    """Whether texts are one of some texts."""
+
+    texts: list[str]
+
+    def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        equal = pc.is_in(texts, pa.array(self.texts, pa.string()))
+        return pc.if_else(pc.is_valid(texts), equal, pa.scalar(None, pa.bool_()))
+
+
+def _passing(codes: Array, known: Sequence[str], missing: int, test: _Contains | _Equal, negate: bool) -> Array:
+    """Return where a coded text passes a test, or fails it."""
+    passed = np.flatnonzero(np.asarray(test(pa.array(known, pa.string()))))
+    found = np.isin(codes, passed)
+    return np.asarray((~found if negate else found) & (codes != missing))
 
 
 def _absent(value: Any) -> Any:

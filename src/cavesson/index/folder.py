@@ -21,13 +21,15 @@ TEXT_ROWS = 32
 """Rows whose texts are kept together."""
 KINDS_OF_FILES: tuple[Literal["words", "rows", "patterns"], ...] = ("words", "rows", "patterns")
 """Of a piece of the words."""
+CALL_COLUMNS = {"row": "<i4", "tool": "<i4", "failed": "|u1", "seconds": "<f4"}
+"""The files of the calls of tools, and the dtype of each."""
 UNUSED_SECONDS = 60
 OURS = re.compile(
-    r"state\.json|problem\.txt|dead|prompts|texts|texts-places|column-\d{3,}|order-\d{3,}-\d+|rollups-[a-z_]+|metrics-\d+\.arrow"
-    r"|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
+    r"state\.json|problem\.txt|dead|prompts|texts|texts-places|turns|turns-places|calls-[a-z]+|column-\d{3,}"
+    r"|order-\d{3,}-\d+|rollups-[a-z_]+|metrics-\d+\.arrow|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
 )
 """Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
-VERSION = 6
+VERSION = 7
 """Raised whenever the files change their meaning: an index of another version is built anew."""
 
 
@@ -79,6 +81,12 @@ class State:
     ordered_rows: int = 0
     texts: int = 0
     """Rows whose texts are stored."""
+    turns: int = 0
+    """Rows whose turns are stored."""
+    calls: int = 0
+    """Calls of tools."""
+    tools: tuple[str, ...] = ()
+    """The names of the tools that were called; '' for calls without a name."""
     rollups: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Lines and bins of the roll-ups of rows and of tokens."""
     rollup_columns: tuple[str, ...] = ()
@@ -103,7 +111,7 @@ def read_state(folder: Path) -> State | None:
         pieces = tuple(Piece(**piece) for piece in content["pieces"])
         rollups = {level: (lines, bins) for level, (lines, bins) in content["rollups"].items()}
         content |= {"columns": columns, "pieces": pieces, "rollups": rollups}
-        state = State(**{**content, "rollup_columns": tuple(content["rollup_columns"])})
+        state = State(**content | {name: tuple(content[name]) for name in ("rollup_columns", "tools")})
         return state if _is_whole(folder, state) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -114,7 +122,10 @@ def _is_whole(folder: Path, state: State) -> bool:
     sizes = {column.file: int(column.dtype[-1]) * state.rows for column in state.columns.values()}
     sizes |= dict.fromkeys(state.orders.values(), 4 * state.ordered_rows)
     sizes |= {"dead": 4 * state.dead, "prompts": 8 * state.prompts}
-    sizes |= {"texts": 1, "texts-places": 16 * (1 + state.texts // TEXT_ROWS)} if state.texts else {}
+    for name, rows in (("texts", state.texts), ("turns", state.turns)):
+        sizes |= {name: 1, f"{name}-places": 16 * (1 + rows // TEXT_ROWS)} if rows else {}
+    if state.calls:
+        sizes |= {f"calls-{name}": int(dtype[-1]) * state.calls for name, dtype in CALL_COLUMNS.items()}
     sizes |= {piece.name(kind): 1 for piece in state.pieces for kind in KINDS_OF_FILES}
     sizes |= {metrics_name(state.metrics): 1} if state.metrics else {}
     return all(

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cavesson.index.columns import CALLS, CODED, FAILED, MISSING, Array
+from cavesson.index import calls
+from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
@@ -40,12 +41,7 @@ class Snapshot:
     @property
     def names(self) -> list[str]:
         """The names of the columns that have a measured value."""
-        return [name for name in self.state.columns if name != "prompt" and not name.startswith((CALLS, FAILED))]
-
-    @property
-    def tools(self) -> list[str]:
-        """The names of the tools that were called; empty for calls without a name."""
-        return [name.removeprefix(CALLS) for name in self.state.columns if name.startswith(CALLS)]
+        return [name for name in self.state.columns if name != "prompt"]
 
     @property
     def numbers(self) -> list[str]:
@@ -78,6 +74,11 @@ class Snapshot:
         if column.missing and values.dtype.kind == "i":
             return np.where(values == MISSING[column.dtype], np.nan, values)
         return values
+
+    @cached_property
+    def calls(self) -> calls.Calls:
+        """The calls of tools of all rows."""
+        return calls.read(self.folder, self.state)
 
     @cached_property
     def alive(self) -> Array | None:

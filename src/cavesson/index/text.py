@@ -1,7 +1,8 @@
 """Adds the words of new rollouts to the index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from cavesson.index.postings import New, PieceReader, Postings, merged, write_pi
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import recorded
+from cavesson.index.turns import TEXTS, recorded_turns
 from cavesson.index.words import LONGEST
 from cavesson.record import Run
 
@@ -57,15 +59,16 @@ class TextBuilder:
         return self._tidy(self._with(state.with_(text_rows=stop), state.pieces, piece, new, merged(parts)))
 
     def _portions(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[Array, list[str]]]:
-        """Yield rows and their responses in portions that limit the use of memory; long responses are split."""
+        """Yield rows and what they say, in portions that limit the use of memory; long texts are split."""
         size = FIRST_CHUNK
         while first < stop:
             rows = np.arange(first, min(first + size, stop))
             texts = recorded(self.run, snapshot, rows, ["response"])["response"]
-            for some in portions(texts):
+            turns = recorded_turns(self.run, snapshot, rows)
+            for some in portions(_said(texts, turns)):
                 yield rows[[place for place, _ in some]], [text for _, text in some]
             first += len(rows)
-            size = next_size(len(rows), texts.nbytes)
+            size = next_size(len(rows), texts.nbytes + turns.nbytes)
 
     def _postings(self, found: Features, rows: Array) -> Postings:
         number = self._numbers[np.searchsorted(self._hashes, found.hash)]
@@ -122,15 +125,25 @@ def next_size(rows: int, size: int) -> int:
     return max(1, min(CHUNK_ROWS, rows * CHUNK_BYTES // max(size, 1), 8 * rows))
 
 
-def portions(texts: pa.ChunkedArray) -> Iterator[list[tuple[int, str]]]:
+def _said(responses: pa.ChunkedArray, turns: pa.Table) -> Iterator[tuple[int, str]]:
+    """Yield the place of each row with its response, then with each text of its turns that the response lacks."""
+    said = zip(*(turns[name].to_pylist() for name in TEXTS), strict=True)
+    bounds = np.searchsorted(turns["place"].to_numpy(), np.arange(len(responses) + 1)).tolist()
+    for row, response in enumerate(responses):
+        whole = response.as_py() or ""
+        yield row, whole
+        for turn in islice(said, bounds[row + 1] - bounds[row]):
+            yield from ((row, text) for text in turn if text and text not in whole)
+
+
+def portions(texts: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
     """Yield portions of (place, text) with at most ``PORTION`` characters in total; longer texts are split.
 
     The parts of a text overlap, so that anything that can be found in a word can be found in a word of some part.
     """
     some: list[tuple[int, str]] = []
     size = 0
-    for place, text in enumerate(texts):
-        whole = text.as_py() or ""
+    for place, whole in texts:
         for start in range(0, max(len(whole) - LONGEST, 1), PORTION - LONGEST):
             part = whole[start : start + PORTION]
             if size + len(part) > PORTION and some:

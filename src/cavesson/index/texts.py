@@ -2,8 +2,7 @@
 
 The record compresses a thousand rollouts together, so reading one text there costs as much as reading all of them.
 Here, rows are compressed in blocks of ``ROWS``, in the order in which they were added; the last rows are stored once
-their block is full. Blocks are only appended: ``texts`` holds the blocks, and ``texts-places`` the end of each one and
-its uncompressed size in bytes.
+their block is full.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.index.columns import Array, write_at
+from cavesson.index.blocks import Blocks
+from cavesson.index.columns import Array
 from cavesson.index.folder import TEXT_ROWS as ROWS
 from cavesson.index.folder import State
-from cavesson.index.maps import mapped, read_ranges
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
 
@@ -27,7 +26,7 @@ PORTION = 1 << 16
 """Rows after which the state is written."""
 CHUNK_ROWS = 4_096
 CHUNK_BYTES = 4_000_000
-CODEC = pa.Codec("zstd", 3)
+NAME = "texts"
 
 
 class RowTexts(NamedTuple):
@@ -45,18 +44,7 @@ def due(state: State) -> bool:
 def store_texts(folder: Path, state: State, run: Run) -> State:
     """Store the texts of the next rows and return the state that includes them."""
     first, stop = state.texts, min(state.texts + PORTION, state.rows) // ROWS * ROWS
-    sizes, packed = [], []
-    for chunk in _chunks(run, Snapshot(folder, state), first, stop):
-        for start in range(0, len(chunk.prompt), ROWS):
-            block = _block(RowTexts(*(texts[start : start + ROWS] for texts in chunk)))
-            sizes.append(len(block))
-            packed.append(CODEC.compress(block, asbytes=True))
-    end = int(_places(folder, first)[-1, 0])
-    ends = end + np.cumsum([len(block) for block in packed])
-    write_at(folder / "texts", end, np.frombuffer(b"".join(packed), np.uint8))
-    if not first:
-        write_at(folder / "texts-places", 0, np.zeros(2, "<i8"))
-    write_at(folder / "texts-places", 2 + 2 * (first // ROWS), np.stack([ends, sizes], axis=1).astype("<i8"))
+    Blocks(folder, NAME).append(first, _blocks(run, Snapshot(folder, state), first, stop))
     return state.with_(texts=stop)
 
 
@@ -104,12 +92,10 @@ class _Columns(NamedTuple):
 def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
     """Return the stored texts of some rows."""
     blocks, of = np.unique(rows // ROWS, return_inverse=True)
-    places = _places(snapshot.folder, snapshot.state.texts)
-    data, lengths = [], np.empty((len(blocks), 2 * ROWS), np.int64)
-    packed = read_ranges(snapshot.folder / "texts", places[blocks, 0], places[blocks + 1, 0])
-    for i, (block, size) in enumerate(zip(packed, places[blocks + 1, 1].tolist(), strict=True)):
-        data.append(memoryview(CODEC.decompress(block, size)))
-        lengths[i] = np.frombuffer(data[i], "<i4", 2 * ROWS)
+    data = Blocks(snapshot.folder, NAME).read(snapshot.state.texts, blocks)
+    lengths = np.empty((len(blocks), 2 * ROWS), np.int64)
+    for i, block in enumerate(data):
+        lengths[i] = np.frombuffer(block, "<i4", 2 * ROWS)
     middles = (8 * ROWS + lengths[:, :ROWS].sum(axis=1)).tolist()
     prompts = b"".join(block[8 * ROWS : middle] for block, middle in zip(data, middles, strict=True))
     responses = b"".join(block[middle:] for block, middle in zip(data, middles, strict=True))
@@ -130,11 +116,11 @@ def _block(texts: RowTexts) -> bytes:
     return np.array([len(text) for text in encoded], "<i4").tobytes() + b"".join(encoded)
 
 
-def _places(folder: Path, rows: int) -> Array:
-    """Return [1 + blocks, 2] the end and uncompressed size of each block of the first rows, after a row of zeros."""
-    if not rows:
-        return np.zeros((1, 2), "<i8")
-    return mapped(folder / "texts-places", "<i8", 2 + rows // ROWS * 2).reshape(-1, 2)
+def _blocks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[bytes]:
+    """Yield the blocks of the rows."""
+    for chunk in _chunks(run, snapshot, first, stop):
+        for start in range(0, len(chunk.prompt), ROWS):
+            yield _block(RowTexts(*(texts[start : start + ROWS] for texts in chunk)))
 
 
 def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[RowTexts]:

@@ -35,6 +35,8 @@ export interface RunColumns {
   tokens: string[];
   parts: string[];
   tools?: string[];
+  /** what a filter can ask of a call; empty where none is recorded */
+  calls?: string[];
   has_reference?: boolean;
   grouped?: boolean;
 }
@@ -75,7 +77,7 @@ export interface Ridge {
   counts: number[][];
 }
 
-/** Where in the response's excerpt the search was found, in UTF-16 units. */
+/** Where in the excerpt the search was found, in UTF-16 units. */
 export type Hit = [start: number, end: number];
 
 /** One rollout in a table; statistics stand beside these under their own names. */
@@ -95,7 +97,9 @@ export interface Row {
   /** by tool its calls, and those that failed */
   tools?: Record<string, [calls: number, failed: number]> | null;
   hit: Hit | null;
-  /** where the excerpt starts in the whole response */
+  /** the turn that the excerpt is of; null where it is of the response */
+  hit_turn?: { turn: number; role: string; name: string | null; part: string } | null;
+  /** where the excerpt starts in the whole text */
   excerpt_start?: number;
   starred: boolean;
   note: string | null;

@@ -8,7 +8,7 @@ import { whole as wholeNumber } from "../maths/format";
 import { visible } from "../maths/text";
 import { useKeys } from "../state/keys";
 import { Rendered } from "./rendered";
-import { Text } from "./text";
+import { marked, Text } from "./text";
 import { isKnown, TurnLabel } from "./turn-label";
 
 /** A longer result is folded. */
@@ -88,8 +88,8 @@ function Call({ turn, search }: { turn: Turn; search: string }) {
   const result = text === "" ? null : <Text text={text} search={search} code />;
   return (
     <>
-      {turn.arguments != null && <Arguments text={turn.arguments} />}
-      {turn.error && <p class="error">{visible(turn.error)}</p>}
+      {turn.arguments != null && <Arguments text={turn.arguments} search={search} />}
+      {turn.error && <p class="error">{marked(visible(turn.error), search)}</p>}
       {text.length > LONG ? (
         <Folded label={t("result")} text={text} search={search}>
           {result}
@@ -101,15 +101,15 @@ function Call({ turn, search }: { turn: Turn; search: string }) {
   );
 }
 
-function Arguments({ text }: { text: string }) {
+function Arguments({ text, search }: { text: string; search: string }) {
   const pairs = argumentsOf(text);
-  if (!pairs) return <pre class="code">{visible(text)}</pre>;
+  if (!pairs) return <pre class="code">{marked(visible(text), search)}</pre>;
   return (
     <dl class="arguments">
       {pairs.map(([name, value]) => (
         <div key={name}>
-          <dt>{visible(name)}</dt>
-          <dd>{visible(value)}</dd>
+          <dt>{marked(visible(name), search)}</dt>
+          <dd>{marked(visible(value), search)}</dd>
         </div>
       ))}
     </dl>

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { RunSummary } from "../api/types";
-import { useText } from "../i18n";
+import { type Translate, useText } from "../i18n";
 import { whole } from "../maths/format";
 import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
@@ -37,7 +37,7 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
       <Field
         name="filter"
         hint={run.columns.tools?.[0] ? `tool == "${run.columns.tools[0]}" and error` : "reward > 2 and length < 100"}
-        title={t("filterHint", { columns: filterNames(run).join(", ") })}
+        title={filterTitle(t, run)}
         class="filter"
         wrong={pages.error !== null && !!query["filter"]}
       />
@@ -59,10 +59,10 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
   );
 }
 
-const filterNames = ({ columns }: RunSummary): string[] => [
-  ...columns.rows,
-  ...(columns.tools?.length ? ["tool", "error"] : []),
-];
+function filterTitle(t: Translate, { columns }: RunSummary): string {
+  const hint = t("filterHint", { columns: columns.rows.join(", ") });
+  return columns.calls?.length ? `${hint}\n${t("filterCalls", { names: columns.calls.join(", ") })}` : hint;
+}
 
 function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {
   const t = useText();

@@ -43,7 +43,8 @@ export function CutText({ whole }: { whole: number | null | undefined }) {
   return whole == null ? null : <p class="muted">{t("cutByServer", { count: wholeNumber(whole) })}</p>;
 }
 
-function marked(text: string, search: string) {
+/** A text with every place of the search marked. */
+export function marked(text: string, search: string) {
   if (search === "") return text;
   const pieces: preact.ComponentChildren[] = [];
   const [haystack, needle] = [text.toLowerCase(), search.toLowerCase()];

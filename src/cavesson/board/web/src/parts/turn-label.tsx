@@ -15,6 +15,16 @@ const ROLES: Record<string, Key> = {
 
 export const isKnown = (role: string): boolean => Object.hasOwn(ROLES, role);
 
+/** Which turn a part of a text is of, in a table. */
+export function TurnName({ turn, role, name }: { turn: number; role: string; name: string | null }) {
+  const t = useText();
+  return (
+    <span class="tool">
+      {t("turnNumber", { turn })} {name ? visible(name) : isKnown(role) ? t(ROLES[role]!) : visible(role)}
+    </span>
+  );
+}
+
 export function TurnLabel({ turn }: { turn: Turn }) {
   const t = useText();
   const { role, name, error, seconds, reward } = turn;

@@ -5,6 +5,7 @@ import type { Row, RunSummary } from "../api/types";
 import { fixed, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { beginning, oneLine, visible } from "../maths/text";
+import { TurnName } from "../parts/turn-label";
 
 export interface Column {
   key: string;
@@ -127,14 +128,15 @@ function toolsText(tools: Row["tools"]): ComponentChildren {
   ));
 }
 
-/** What the policy said last, or the response with its search hit marked. */
-function excerpt({ response, answer, hit, excerpt_start: before = 0 }: Row): ComponentChildren {
+/** What the policy said last, or the turn or the response with its search hit marked. */
+function excerpt({ response, answer, hit, hit_turn: turn, excerpt_start: before = 0 }: Row): ComponentChildren {
   if (!hit) return oneLine(beginning(answer ?? gist(response), inSight()));
   // The hit has to be seen, so long text before it is left out.
   const near = Math.max(0, hit[0] - 40);
   const from = /[\udc00-\udfff]/.test(response.charAt(near)) ? near + 1 : near; // not inside a character
   return (
     <>
+      {turn && <TurnName {...turn} />}
       {from + before > 0 && "…"}
       {oneLine(response.slice(from, hit[0]))}
       <mark>{oneLine(response.slice(...hit))}</mark>

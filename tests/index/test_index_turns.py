@@ -1,0 +1,207 @@
+"""Filters over calls and the stored turns, against the turns as they were recorded."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from index_helpers import indexed, new_run, record
+from turn_helpers import record_turns, turns_of
+
+import cavesson.record
+from cavesson.errors import UserError
+from cavesson.index import calls as calls_module
+from cavesson.index import said as said_module
+from cavesson.index.filters import OF_CALLS, matches
+from cavesson.index.turns import COLUMNS, NAME, read_turns
+
+Call = dict[str, Any]
+Condition = tuple[str, Callable[[Call], bool]]
+"""A filter, and whether it holds for a call, whose rollout is in it too."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = new_run(tmp_path_factory.mktemp("turns") / "run")
+    record_turns(folder, range(7))
+    return cavesson.record.open(folder), indexed(folder)
+
+
+def compared(name: str, sign: str, value: Any) -> Condition:
+    column = {"tool": "name", "result": "text"}.get(name, name)
+    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, "==": operator.eq, "!=": operator.ne}[sign]
+    written = f'"{value}"' if isinstance(value, str) else repr(value)
+    return f"{name} {sign} {written}", lambda call: call.get(column) is not None and compare(call[column], value)
+
+
+def within(part: str, name: str, negate: bool) -> Condition:
+    column = {"tool": "name", "result": "text"}.get(name, name)
+    sign = "not in" if negate else "in"
+    return (
+        f'"{part}" {sign} {name}',
+        lambda call: call.get(column) is not None and (part in call[column]) != negate,
+    )
+
+
+def missing(name: str, negate: bool) -> Condition:
+    column = {"tool": "name", "result": "text"}.get(name, name)
+    return f"{name} is {'not ' if negate else ''}None", lambda call: (call.get(column) is None) != negate
+
+
+def negated(condition: Condition) -> Condition:
+    return f"not ({condition[0]})", lambda call: not condition[1](call)
+
+
+def joined(first: Condition, word: str, second: Condition) -> Condition:
+    both = {
+        "and": lambda call: first[1](call) and second[1](call),
+        "or": lambda call: first[1](call) or second[1](call),
+    }
+    return f"({first[0]}) {word} ({second[0]})", both[word]
+
+
+FAILED: Condition = ("error", lambda call: call.get("error") is not None)
+PARTS = st.sampled_from(["alpha", "a", "4", "Timed", "timed", "out ", " ", '": 6', "beta", "音", "É", "zz", "search"])
+SIMPLE = st.one_of(
+    st.just(FAILED),
+    st.builds(compared, st.just("tool"), st.sampled_from(["==", "!="]), st.sampled_from(["search", "Đọc", "none"])),
+    st.builds(
+        compared, st.just("seconds"), st.sampled_from(["<", "<=", ">", "==", "!="]), st.sampled_from([0, 0.5, 2])
+    ),
+    st.builds(compared, st.just("result"), st.sampled_from(["==", "!="]), st.sampled_from(["42", "alpha", ""])),
+    st.builds(compared, st.just("reward"), st.sampled_from(["<", ">"]), st.floats(0, 6, width=16)),
+    st.builds(within, PARTS, st.sampled_from(["tool", "arguments", "result", "error"]), st.booleans()),
+    st.builds(missing, st.sampled_from(["tool", "error", "seconds", "arguments", "result"]), st.booleans()),
+)
+CONDITIONS = st.recursive(
+    SIMPLE,
+    lambda inner: st.builds(joined, inner, st.sampled_from(["and", "or"]), inner) | st.builds(negated, inner),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None)
+@given(CONDITIONS, st.sampled_from([1, 3, 1 << 20]), st.booleans())
+@example(joined(compared("tool", "==", "search"), "and", compared("seconds", ">", 2)), 1 << 20, False)
+def test_a_filter_holds_where_it_holds_for_one_call(run, condition, portion, some):
+    record, shot = run
+    text, holds = condition
+    if not any(name in text for name in OF_CALLS):
+        text, holds = joined(condition, "and", negated(joined(FAILED, "and", negated(FAILED))))
+    rewards = shot.column("reward").tolist()
+    wanted = [
+        any(holds(turn | {"reward": reward}) for turn in turns_of(*key) if turn["role"] == "tool")
+        for key, reward in zip(shot.keys(np.arange(shot.rows)), rewards, strict=True)
+    ]
+    rows = np.arange(0, shot.rows, 3) if some else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls_module, "PORTION", portion)
+        patch.setattr(said_module, "ROWS", 7)
+        found = matches(text, shot, record, rows)
+    assert found.tolist() == (wanted[::3] if some else wanted), text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('arguments contains "x"', '"TEXT" in NAME'),
+        ("result > 2", "compare it with one in quotes"),
+        ("arguments", "compare it with one in quotes"),
+        ('"x" in response', "to find words in responses, use the search"),
+        ('"x" in reward', "are texts"),
+        ("2 in arguments", "needs a list"),
+        ('error == "x"', '"TEXT" in error'),
+        ('error in ["x"]', '"TEXT" in error'),
+        ('seconds == "x"', "are texts"),
+        ("seconds", "must be a condition"),
+        ('arguments < "x"', "only be compared with == and !="),
+    ],
+)
+def test_a_filter_that_means_nothing_names_the_way_out(run, text, says):
+    with pytest.raises(UserError) as caught:
+        matches(text, run[1], run[0])
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["seconds > 2", '"x" in arguments', 'result == "x"', '"x" not in error', "seconds is None"]
+)
+def test_a_run_without_calls_says_so(tmp_path, text):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0])
+    with pytest.raises(UserError, match="this run has no recorded calls of tools, so a filter cannot use"):
+        matches(text, indexed(folder), cavesson.record.open(folder))
+
+
+def test_a_part_of_a_text_of_one_column(run):
+    shot = run[1]
+    known = shot.state.codes["finish_reason"]
+    length = shot.raw("finish_reason") == known.index("length")
+    assert matches('"eng" in finish_reason', shot).tolist() == length.tolist()
+    assert matches('"eng" not in finish_reason', shot).tolist() == (~length).tolist()
+
+
+def said(shot, rows) -> list[dict[str, Any]]:
+    """The turns of some rows as they were recorded."""
+    return [
+        {"place": place, "turn": number} | {name: turn.get(name) for name in COLUMNS[1:]}
+        for place, key in enumerate(shot.keys(np.array(rows, int)))
+        for number, turn in enumerate(turns_of(*key))
+    ]
+
+
+def read(run, shot, rows) -> list[dict[str, Any]]:
+    return read_turns(run, shot, np.array(rows, int)).select(["place", *COLUMNS]).to_pylist()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 69), unique=True))
+@example([69, 0, 63, 64])
+def test_the_turns_of_any_rows_in_any_order(run, rows):
+    record, shot = run
+    assert shot.rows == 70 and shot.state.turns == 64
+    assert read(record, shot, rows) == said(shot, rows)
+
+
+def test_turns_of_a_run_that_grows_and_of_one_that_was_resumed(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], batch=10)
+    assert not list((folder / "index").glob("turns*")) and indexed(folder).state.turns == 0
+    assert not [*(folder / "index").glob("turns*"), *(folder / "index").glob("calls*")]
+    for last in (4, 8):
+        record_turns(folder, range(last - 3, last), attempt=0)
+        shot = indexed(folder)
+        assert shot.state.turns == shot.rows // 32 * 32
+        assert read(cavesson.record.open(folder), shot, range(10, shot.rows)) == said(shot, range(10, shot.rows))
+        assert read(cavesson.record.open(folder), shot, range(10)) == []
+    record_turns(folder, range(6, 7), batch=5)
+    shot, run = indexed(folder), cavesson.record.open(folder)
+    live = np.flatnonzero(shot.alive)
+    assert read(run, shot, live[live >= 10]) == said(shot, live[live >= 10])
+    assert read(run, shot, np.flatnonzero(~shot.alive)) == []
+    texts = ['"alpha" in arguments and seconds > 1', "error", '"42" in result']
+    old = [found(text, shot, run, live) for text in texts]
+    for path in (folder / "index").iterdir():
+        path.unlink()
+    again = indexed(folder)
+    assert old == [found(text, again, run, np.arange(again.rows)) for text in texts] and all(old)
+
+
+def found(text, shot, run, rows) -> set[tuple[int, int]]:
+    """The rollouts among some rows for which a filter holds."""
+    return set(shot.keys(rows[matches(text, shot, run)[rows]]))
+
+
+@pytest.mark.parametrize("name", [f"{NAME}-places", "calls-seconds", "calls-row"])
+def test_an_index_that_lacks_a_part_of_the_turns_is_made_anew(tmp_path, name):
+    folder = new_run(tmp_path / "run")
+    record_turns(folder, range(7))
+    indexed(folder)
+    with (folder / "index" / name).open("r+b") as file:
+        file.truncate(17)
+    shot, run = indexed(folder), cavesson.record.open(folder)
+    assert read(run, shot, range(70)) == said(shot, range(70))
+    assert matches("seconds >= 0", shot, run).any()
