@@ -80,7 +80,10 @@ def lines(lookers: Lookers, base: str, plan: Plan, times: int) -> Iterator[Line]
     for view in ("overview", "step", "responses", "tokens", "patterns", "compare"):
         yield Line(f"to the {view} view", 100, do(look.views, view, few))
     yield Line("sort, both ways", 100, do(look.sorts, COLUMNS, times))
-    yield Line("filter", 100, do(look.filters, times))
+    yield Line("filter", 100, do(look.filters, look.by_numbers, times))
+    if plan.turns:
+        yield Line("filter by a tool", 100, do(look.filters, look.by_tool, times))
+        yield Line("filter by arguments", 300, do(look.filters, look.by_arguments, times))
     yield Line("wheel", 100, do(look.wheels, times))
     yield Line("scroll-bar jump", 100, do(look.jumps, times))
     yield Line("read a rollout", 100, do(look.reads, times))

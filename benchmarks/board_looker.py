@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from generate_record import TOOLS
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
 
@@ -44,6 +46,7 @@ NUMBERS = "((at) => document.querySelector(at)?.textContent.replaceAll(',', '').
 OPENED = f"{NUMBERS}('.detail h2') === new URLSearchParams(location.search).get('at')"
 """The text of the rollout in the address stands beside the table."""
 TOKENS = "document.querySelector('.token-line .tok')"
+ARGUMENTS = ["station", "verbl", "продом", "núi", "的", "xyzzy"]
 OPENABLE = "filter=length+%3E+0"
 """Only rollouts whose tokens the generator wrote have a length."""
 
@@ -183,12 +186,26 @@ def sorts(looker: Looker, columns: Sequence[str], times: int) -> Iterator[Reacti
         yield looker.click(button, f"document.querySelector('{head}') && {LOADED}")
 
 
-def filters(looker: Looker, times: int) -> Iterator[Reaction]:
-    """Filters a sorted table by two numbers, each time others."""
+def filters(looker: Looker, condition: Callable[[random.Random], str], times: int) -> Iterator[Reaction]:
+    """Filters a sorted table by a condition that is drawn anew each time."""
     looker.open("/responses?sort=-reward")
     for _ in range(times):
-        text = f"reward > {looker.chance.uniform(-1, 3):.3f} and length < {looker.chance.randint(120, 290)}"
-        yield ask(looker, "input.filter", "filter", text)
+        yield ask(looker, "input.filter", "filter", condition(looker.chance))
+
+
+def by_numbers(chance: random.Random) -> str:
+    """Return a filter by two numbers."""
+    return f"reward > {chance.uniform(-1, 3):.3f} and length < {chance.randint(120, 290)}"
+
+
+def by_tool(chance: random.Random) -> str:
+    """Return a filter by a tool and how long its call took."""
+    return f'tool == "{chance.choice(TOOLS)}" and seconds > {chance.uniform(0, 3):.3f}'
+
+
+def by_arguments(chance: random.Random) -> str:
+    """Return a filter by a text in the arguments of a call that failed."""
+    return f'error and "{chance.choice(ARGUMENTS)}" in arguments and seconds > {chance.uniform(0, 1):.3f}'
 
 
 def searches(looker: Looker, texts: Sequence[str], times: int, mode: str = "") -> Iterator[Reaction]:

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from functools import cache
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ SHARES = np.cumsum([0.6, 0.1, 0.08, 0.04, 0.18])
 """Of the languages, summed."""
 SIGNS = [".", ",", "!", "?", "\n", ":", ";", "(", ")", '"', "-", "🙂", "👩‍🚀", "$", "%"]
 PATTERN = "#"
+TOOLS = ("search", "fetch", "python")
 PROMPTS = 20_000
 WORDS = 8_000
 """Of each language, the most frequent first; language i has the tokens FIRST_WORD + i * WORDS and on."""
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     ranks: int = 2
     token_share: float = 1.0
     long: int = 0
+    turns: int = 0
     seed: int = 0
 
     @property
@@ -189,6 +192,26 @@ def tokens_of(plan: Plan, step: int, batch: Batch, ids: Array, generator: np.ran
     }
 
 
+def turns_of(plan: Plan, batch: Batch, ids: Array, generator: np.random.Generator) -> dict[str, Any] | None:
+    """Return the columns of turns: equal parts of each response, said by the policy and by tools in turn."""
+    if not plan.turns:
+        return None
+    texts = np.array(vocabulary(plan.seed), object)
+    seconds, fails = generator.exponential(0.5, (len(ids), plan.turns)), generator.random((len(ids), plan.turns)) < 0.05
+    lines = []
+    for place, (sample, length) in enumerate(zip(batch.sample.tolist(), batch.length.tolist(), strict=True)):
+        bounds = np.linspace(0, length, plan.turns + 1).astype(int).tolist()
+        for number, (first, stop) in enumerate(pairwise(bounds)):
+            line = {"sample": sample, "text": "".join(texts[ids[place, first:stop]])}
+            line |= {"first_token": first, "tokens": stop - first, "role": ("assistant", "tool")[number % 2]}
+            line["seconds"] = seconds[place, number]
+            if number % 2:
+                line |= {"name": TOOLS[(sample + number // 2) % len(TOOLS)], "arguments": {"query": line["text"][:20]}}
+                line["error"] = "timed out" if fails[place, number] else None
+            lines.append(line)
+    return {name: [line.get(name) for line in lines] for name in (*lines[0], "name", "arguments", "error")}
+
+
 def metrics_of(plan: Plan, step: int, batch: Batch) -> dict[str, float]:
     """Return what a trainer logs of a step."""
     progress = plan.progress(step)
@@ -227,10 +250,12 @@ def record(recorder: Recorder, plan: Plan, step: int, batch: Batch, seed: list[i
     if kept.any():
         some = Batch(*(values[kept] for values in batch))
         tokens = tokens_of(plan, step, some, ids[kept], generator)
-        recorder.rollouts(step, rows_of(plan, step, some, ids[kept], split), tokens)
+        turns = turns_of(plan, some, ids[kept], generator)
+        recorder.rollouts(step, rows_of(plan, step, some, ids[kept], split), tokens, turns)
     if not kept.all():
         rest = Batch(*(values[~kept] for values in batch))
-        recorder.rollouts(step, rows_of(plan, step, rest, ids[~kept], split))
+        turns = turns_of(plan, rest, ids[~kept], generator)
+        recorder.rollouts(step, rows_of(plan, step, rest, ids[~kept], split), turns=turns)
 
 
 def generate(folder: Path, plan: Plan) -> None:
@@ -259,7 +284,7 @@ def plan_in(folder: Path) -> Plan | None:
     """Return the plan of the record in a folder, or None if the folder has none."""
     file = folder / "run.json"
     config = json.loads(file.read_text(encoding="utf-8"))["config"] if file.exists() else {}
-    return Plan(**config) if config.keys() == set(Plan._fields) else None
+    return Plan(**config) if config and config.keys() <= set(Plan._fields) else None
 
 
 def ensure(folder: Path, plan: Plan) -> None:
@@ -280,6 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranks": "processes that write, each its share of every step",
         "token_share": "share of the rollouts whose tokens are written",
         "long": "tokens of one more response, in the last step; 0 = none",
+        "turns": "turns of each rollout, every second one a call of a tool; 0 = none are recorded",
     }
     for name, default in Plan._field_defaults.items():
         option = f"--{name.replace('_', '-')}"

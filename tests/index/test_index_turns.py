@@ -41,7 +41,7 @@ def within(part: str, name: str, negate: bool) -> Condition:
     column = {"tool": "name", "result": "text"}.get(name, name)
     sign = "not in" if negate else "in"
     return (
-        f'"{part}" {sign} {name}',
+        f"{part!r} {sign} {name}",
         lambda call: call.get(column) is not None and (part in call[column]) != negate,
     )
 

@@ -84,31 +84,39 @@ def test_folding_keeps_every_place(text):
     assert all(small in (c.lower(), c) for c, small in zip(text, folded, strict=True))
 
 
+def documents(texts, most: int):
+    """Texts, each with the number of the document that it is a part of, in order."""
+    parts = st.lists(st.lists(texts, min_size=1, max_size=3), min_size=1, max_size=most)
+    return parts.map(lambda all_: [(i, text) for i, some in enumerate(all_) for text in some])
+
+
 @settings(deadline=None)
-@given(st.lists(TEXT, min_size=1, max_size=8))
-def test_features_are_in_the_texts_that_have_them(texts):
-    found, text = features(texts)
+@given(documents(TEXT, 8))
+def test_features_are_in_the_documents_that_have_them(given):
+    documents_of, texts = zip(*given, strict=True)
+    found, text = features(texts, np.array(documents_of))
     documents = np.split(found.documents, np.cumsum(found.counts))[:-1]
     got = {}
     for kind, start, stop, has in zip(found.kind, found.start, found.stop, documents, strict=True):
         if kind != NGRAM:
             got[int(kind), text[start:stop]] = has.tolist()
     wanted: dict = {}
-    for i, one in enumerate(texts):
-        for word in set(slow_words(one)):
-            wanted.setdefault((WORD, word), []).append(i)
-        for c in set(fold(one)):
+    for i, one in given:
+        for word in slow_words(one):
+            wanted.setdefault((WORD, word), set()).add(i)
+        for c in fold(one):
             if kind_of(c) == SIGN or (kind_of(c) == LETTER and ord(c) < 0x250):
-                wanted.setdefault((CHARACTER, c), []).append(i)
-    assert got == wanted
+                wanted.setdefault((CHARACTER, c), set()).add(i)
+    assert got == {feature: sorted(has) for feature, has in wanted.items()}
 
 
 @settings(deadline=None)
-@given(st.lists(st.text(alphabet="ab .", max_size=30), min_size=1, max_size=12))
-def test_ngrams_that_three_texts_share_are_all_found(texts):
-    found, _ = features(texts)
+@given(documents(st.text(alphabet="ab .", max_size=30), 12))
+def test_ngrams_that_three_documents_share_are_all_found(given):
+    documents_of, texts = zip(*given, strict=True)
+    found, _ = features(texts, np.array(documents_of))
     wanted: dict[tuple[str, ...], set[int]] = {}
-    for i, text in enumerate(texts):
+    for i, text in given:
         cut = slow_words(text)
         for size in (2, 3):
             for place in range(len(cut) - size + 1):

@@ -16,33 +16,42 @@ LAST_CHARACTER = 0x250
 """Letters before this one, and all signs, are features of their own: a search for one of them would otherwise have to
 unite the rows of nearly all words."""
 NGRAM_SHARE = 0.005
-"""An n-gram counts in a chunk if this share of its texts has it."""
-MIN_TEXTS = 3
-"""But at least so many texts."""
+"""An n-gram counts in a chunk if this share of its documents has it."""
+MIN_DOCUMENTS = 3
+"""But at least so many documents."""
 
 
 class Features(NamedTuple):
-    """Features of a chunk of texts, by ascending hash; the ``documents`` of a feature are contiguous and ascending."""
+    """Features of a chunk of documents, by ascending hash; the ``documents`` of each are contiguous and ascending."""
 
     hash: Array
     """[K] uint64."""
     kind: Array
     """[K] WORD, CHARACTER or NGRAM."""
     counts: Array
-    """[K] how many texts have it."""
+    """[K] how many documents have it."""
     documents: Array
-    """[sum of count] which texts."""
+    """[sum of count] which documents."""
     start: Array
     """[K] where one stands in the text of the chunk."""
     stop: Array
     """[K] where that ends."""
 
 
-def features(texts: Sequence[str]) -> tuple[Features, str]:
-    """Return the features of some texts, and the concatenated text to which their positions refer."""
+def features(texts: Sequence[str], documents: Array | None = None) -> tuple[Features, str]:
+    """Return the features of some documents, and the concatenated text to which their positions refer.
+
+    Args:
+        texts: [T] the texts.
+        documents: [T] the document that each is a part of, numbered from 0, ascending; None if each is one.
+    """
+    documents = np.arange(len(texts)) if documents is None else documents
     cut = words(texts)
+    cut, part = cut._replace(document=documents[cut.document]), cut.document
+    count = int(documents[-1]) + 1 if len(documents) else 0
     by_word = _grouped(cut.hash, cut.document, cut.start, cut.stop, WORD)
-    parts = [by_word, *_characters(texts, cut), *_ngrams(cut, by_word, max(MIN_TEXTS, int(NGRAM_SHARE * len(texts))))]
+    characters = _characters(texts, documents, count, cut)
+    parts = [by_word, *characters, *_ngrams(cut, part, by_word, max(MIN_DOCUMENTS, int(NGRAM_SHARE * count)))]
     return _joined(parts), cut.text
 
 
@@ -64,21 +73,21 @@ def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: in
     return Features(hashes[first], kinds, count, document[kept], start[place], stop[place])
 
 
-def _characters(texts: Sequence[str], cut: Words) -> list[Features]:
-    """Return the texts that contain each sign and each letter of the Latin scripts."""
+def _characters(texts: Sequence[str], documents: Array, count: int, cut: Words) -> list[Features]:
+    """Return the documents that contain each sign and each letter of the Latin scripts."""
     points = code_points(cut.text)
-    document = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    document = np.repeat(documents, [len(text) for text in texts])
     kinds = kinds_of(points)
     latin = np.flatnonzero((kinds != SPACE) & (points < LAST_CHARACTER))
     other = np.flatnonzero((kinds == SIGN) & (points >= LAST_CHARACTER))
     signs = _grouped(hash_of_character(points[other]), document[other], other, other + 1, CHARACTER)
-    return [_latin(points[latin], document[latin], latin, len(texts)), signs]
+    return [_latin(points[latin], document[latin], latin, count), signs]
 
 
-def _latin(points: Array, document: Array, place: Array, texts: int) -> Features:
+def _latin(points: Array, document: Array, place: Array, of: int) -> Features:
     """Do the same as ``_grouped`` by counting instead of sorting, as nearly all characters of a run are Latin."""
-    cell = points.astype(np.int64) * texts + document
-    code, documents = np.divmod(np.flatnonzero(np.bincount(cell, minlength=1)), max(texts, 1))
+    cell = points.astype(np.int64) * of + document
+    code, documents = np.divmod(np.flatnonzero(np.bincount(cell, minlength=1)), max(of, 1))
     first = np.zeros(LAST_CHARACTER, np.int64)
     first[points[::-1]] = place[::-1]
     codes, count = np.unique(code, return_counts=True)
@@ -86,17 +95,17 @@ def _latin(points: Array, document: Array, place: Array, texts: int) -> Features
     return Features(hash_of_character(codes), kinds, count, documents, first[codes], first[codes] + 1)
 
 
-def _ngrams(cut: Words, by_word: Features, fewest: int) -> list[Features]:
-    """Return pairs and triples of words that occur in at least ``fewest`` texts.
+def _ngrams(cut: Words, part: Array, by_word: Features, fewest: int) -> list[Features]:
+    """Return pairs and triples of words of one text, ``part``, that occur in at least ``fewest`` documents.
 
-    An n-gram occurs in no more texts than any of its parts, so only those with frequent parts are considered.
+    An n-gram occurs in no more documents than any of its parts, so only those with frequent parts are considered.
     """
     found = []
     frequent = contains(by_word.hash[by_word.counts >= fewest], cut.hash)
     hashes = cut.hash
     for size in (2, 3):
         # Index i is the n-gram that starts with word i; it consists of the two shorter ones at i and i + 1.
-        same = cut.document[: len(hashes) - 1] == cut.document[size - 1 :]
+        same = part[: len(hashes) - 1] == part[size - 1 :]
         begin = np.flatnonzero(frequent[:-1] & frequent[1:] & same)
         hashes = _paired(hashes[:-1], hashes[1:])
         grouped = _grouped(hashes[begin], cut.document[begin], cut.start[begin], cut.stop[begin + size - 1], NGRAM)

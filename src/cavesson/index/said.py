@@ -65,7 +65,7 @@ class CallTexts:
         """Return the places of the rows of all calls, and whether the text of each call passes the test."""
         if self.run is None:
             raise UserError(f"a filter on {name} needs the record of the run")
-        turns = read_turns(self.run, self.snapshot, rows)
+        turns = read_turns(self.run, self.snapshot, rows, ["role", SAID[name]])
         turns = turns.filter(pc.equal(turns["role"], "tool"))
         passed = pc.fill_null(test(turns[SAID[name]]), False)
         return turns["place"].to_numpy(), passed.to_numpy()

@@ -50,7 +50,8 @@ class TextBuilder:
         new = New(np.empty(0, np.uint64), np.empty(0, np.uint8), [])
         parts = []
         for rows, texts in self._portions(Snapshot(self.folder, state), first, stop):
-            found, text = features(texts)
+            rows, documents = np.unique(rows, return_inverse=True)
+            found, text = features(texts, documents)
             fresh = np.flatnonzero(~contains(self._hashes, found.hash))
             new = _longer(new, found, fresh, text)
             self._learn(found.hash[fresh], known + len(new.text) - len(fresh))

@@ -1,6 +1,6 @@
 """The turns of all rollouts, stored like their texts, so that they can be shown and searched at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,33 +38,39 @@ def store_turns(folder: Path, state: State, run: Run) -> State:
     return state.with_(turns=stop)
 
 
-def read_turns(run: Run, snapshot: Snapshot, rows: Array) -> pa.Table:
+def read_turns(run: Run, snapshot: Snapshot, rows: Array, columns: Sequence[str] = COLUMNS) -> pa.Table:
     """Return the turns of some different rows, ordered by row and turn; none of rows that were superseded.
 
     Returns:
-        ``COLUMNS``, and ``place``, the index of its row among ``rows``.
+        The columns, and ``place``, the index of its row among ``rows``.
     """
     there = _has_turns(snapshot, rows)
     stored = rows < snapshot.state.turns
-    parts = [recorded_turns(run, snapshot, rows, there & ~stored)]
+    parts = []
     if (wanted := np.flatnonzero(there & stored)).size:
         numbers = np.unique(rows[wanted] // ROWS)
         blocks = Blocks(snapshot.folder, NAME).read(snapshot.state.turns, numbers)
         tables = [pa.ipc.open_stream(pa.py_buffer(block)).read_all() for block in blocks]
         own = [number * ROWS + table["place"].to_numpy() for number, table in zip(numbers, tables, strict=True)]
-        parts.append(_placed(pa.concat_tables(tables).select(COLUMNS), np.concatenate(own), rows, wanted))
-    return pa.concat_tables(parts).sort_by([("place", "ascending"), ("turn", "ascending")])
+        parts.append(_placed(pa.concat_tables(tables).select(columns), np.concatenate(own), rows, wanted))
+    parts.append(recorded_turns(run, snapshot, rows, columns, there & ~stored))
+    turns = pa.concat_tables(parts)
+    place = turns["place"].to_numpy()
+    if np.all(place[1:] >= place[:-1]):
+        return turns
+    return turns.take(pa.array(np.argsort(place, kind="stable")))
 
 
-def recorded_turns(run: Run, snapshot: Snapshot, rows: Array, which: Array | None = None) -> pa.Table:
-    """Return the same as ``read_turns``, read from the record; only of the rows that ``which`` keeps."""
+def recorded_turns(
+    run: Run, snapshot: Snapshot, rows: Array, columns: Sequence[str] = COLUMNS, which: Array | None = None
+) -> pa.Table:
+    """Return the same as ``read_turns``, read from the record, ordered by turn; only of rows that ``which`` keeps."""
     wanted = np.flatnonzero(_has_turns(snapshot, rows) if which is None else which)
     if not len(wanted):
-        return NONE.append_column(PLACE, pa.array([], pa.int64()))
-    keys = snapshot.keys(rows[wanted])
-    turns = run.turns_of(keys)
+        return NONE.select(columns).append_column(PLACE, pa.array([], pa.int64()))
+    turns = run.turns_of(snapshot.keys(rows[wanted]))
     own = (snapshot.raw("step")[rows].astype(np.int64) << 32) + snapshot.raw("sample")[rows]
-    return _placed(turns.select(COLUMNS), rollout_keys(turns), own, wanted)
+    return _placed(turns.select(columns), rollout_keys(turns), own, wanted)
 
 
 def _has_turns(snapshot: Snapshot, rows: Array) -> Array:
@@ -87,7 +93,9 @@ def _placed(lines: pa.Table, own: Array, numbers: Array, wanted: Array) -> pa.Ta
     order = wanted[np.argsort(numbers[wanted])]
     at = np.minimum(np.searchsorted(numbers[order], own), len(order) - 1)
     there = numbers[order][at] == own
-    return lines.filter(pa.array(there)).append_column(PLACE, pa.array(order[at[there]]))
+    if not there.all():
+        lines, at = lines.filter(pa.array(there)), at[there]
+    return lines.append_column(PLACE, pa.array(order[at]))
 
 
 def _blocks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[bytes]:
