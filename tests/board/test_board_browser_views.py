@@ -48,7 +48,7 @@ def click_through(page: Page, language: str, visit) -> None:
         visit(view)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("wide", [True, False], ids=["1440", "390"])
 @pytest.mark.parametrize("language", LANGUAGES)

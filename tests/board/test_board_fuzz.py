@@ -58,7 +58,7 @@ def files_of(folder) -> set:
     return {path.relative_to(folder) for path in folder.rglob("*")}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "a\nb: c", "…%2f..%2f..", '"quoted"', "..."])
 def test_whatever_a_run_and_its_columns_are_called_it_is_shown_and_no_more(tmp_path, name):
     folder = new_run(tmp_path / name, {"algorithm": NAMES[2], "model": NAMES})
@@ -92,7 +92,7 @@ def test_whatever_a_run_and_its_columns_are_called_it_is_shown_and_no_more(tmp_p
     assert all(path.parts[:2] == (name, "index") for path in added), added
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["rows", "tokens", "rollups", "steps"])
 @pytest.mark.parametrize("how", ["empty", "garbage", "cut", "other table", "gone", "folder", "no text"])
 def test_a_broken_file_is_told_in_one_line(tmp_path, kind, how):
@@ -239,7 +239,7 @@ def test_stars_that_are_none_are_told_in_one_line(tmp_path):
     assert answer.status_code == 400 and "stars.json is a link that leads out of" in answer.json()["error"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "query",
     [

@@ -314,6 +314,7 @@ def test_the_command_follows_a_run_and_ends_cleanly(own):
         process.communicate(timeout=60)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("busy", ["/api/events", "sql"])
 def test_it_ends_soon_whatever_it_is_asked_meanwhile(own, busy):
     port = free_port()

@@ -154,6 +154,7 @@ def gsm(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str])
     return exact_match(prompts, responses, [one.rpartition("#### ")[2] for one in answer])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("reward", "tasks"),
     [
@@ -183,6 +184,7 @@ def test_a_sound_reward_raises_no_alarm(reward: Callable[..., Any], tasks: Seque
     assert any(one.check == "reward-repeats" for one in results if isinstance(one, Fine))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("reward", "tasks"), [(exact_match, NUMBERS), (boxed, NUMBERS), (tagged, NUMBERS), (letter, CHOICES), (gsm, GSM)]
 )

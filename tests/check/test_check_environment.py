@@ -161,6 +161,7 @@ def right_text(prompts: Any, responses: Any, answer: Any, **columns: Any) -> lis
     return [float(one == truth) for one, truth in zip(responses, answer, strict=True)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("environment", "rewards", "tools"),
     [(Sums, (), ()), (Unscored, (), ()), (Silent, (last_message,), ()), (None, (right_text,), (lookup,))],
@@ -173,6 +174,7 @@ def test_sound_environments_raise_no_alarm(environment: Any, rewards: Any, tools
     assert seen["attack-calls"].healthy == "mean score over 12 rows; right answers have 1, wrong ones 0"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("check", "environment", "text"),
     [

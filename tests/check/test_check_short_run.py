@@ -38,6 +38,7 @@ def test_the_coefficient_ends_at_its_target_where_rewards_are_normal() -> None:
     assert float((after * np.log(after / before)).sum()) == pytest.approx(6.0, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_log_ratio_that_follows_the_reward_less_asks_for_a_smaller_coefficient() -> None:
     """By numbers: of r and a log-ratio Δ with correlation 0.2, the best multiple of Δ ends at the target."""
     draws = np.random.default_rng(0).standard_normal((2, 400_000))

@@ -144,7 +144,7 @@ def test_export_and_import_bring_every_rollout_back(folder: Path) -> None:
     assert cavesson(folder, "show", "held", "--held-out").code == 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["run", "run/model", "adapter", "adapter/model", "tiny"])
 def test_generate_is_decided_by_its_seed(folder: Path, model: str) -> None:
     def responses(name: str, seed: int, *flags: str) -> list[dict[str, str]]:

@@ -106,7 +106,7 @@ def test_every_recipe_is_valid(recipe: Path) -> None:
     assert settings != type(settings)()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", TINY)
 def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: str, tmp_path: Path) -> None:
     """Two steps of it; that the whole of it learns in under a minute is what test_tiny_recipes.py says."""

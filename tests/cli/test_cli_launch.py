@@ -148,8 +148,8 @@ def starting(folder: Path, mark: str, number: int, delay: float) -> subprocess.P
     return process  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("latest", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_no_process_survives_a_launcher_that_ends_while_they_start(tmp_path: Path, number: int, latest: float) -> None:

@@ -143,7 +143,7 @@ number = 7
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "texts"),
     [

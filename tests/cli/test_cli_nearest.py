@@ -111,6 +111,7 @@ def test_a_model_that_cannot_be_quantised_says_so(tmp_path):
         load_causal(str(tmp_path), quantization="int8")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["messages", "chat"])
 def test_generate_asks_a_run_in_the_form_that_it_learned(tmp_path, form):
     row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}

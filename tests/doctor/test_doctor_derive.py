@@ -107,13 +107,14 @@ def test_discount_and_trace_without_a_penalty(gamma: float, lam: float) -> None:
         assert data.setting("config.ppo.lam") == pytest.approx(lam, abs=0.005)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("whiten", [True, False])
 def test_whitening_of_advantages(whiten: bool) -> None:
     data = lacking(trained(ppo__gamma=1.0, ppo__lam=0.95, ppo__whiten_rewards=False, ppo__whiten_advantages=whiten))
     assert data.setting("config.ppo.whiten_advantages") is whiten
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "changes", "estimator"),
     [
@@ -171,6 +172,7 @@ def test_draws_of_the_same_prompt(prompts: str, drawn: str) -> None:
     assert draws(numbers, np.arange(len(prompts))).tolist() == [int(digit) for digit in drawn]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

@@ -73,6 +73,7 @@ def prompts(steps: int, several: int, siblings: int = SIBLINGS) -> Array:
 FLAT: dict[str, tuple[int, int, int]] = {"one prompt": (30, 1, 8), "single responses": (20, 8, 1), "long": (60, 1, 4)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", FLAT)
 def test_flat_rewards_of_few_prompts_do_not_fall(kind: str, tmp_path: Path) -> None:
     """At a level of 1 %, more than two of 25 runs are named with a probability of 0.2 %."""

@@ -169,6 +169,7 @@ KINDS: dict[str, tuple[dict[str, Any], Change]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_healthy_run_has_no_error(kind: str, tmp_path: Path) -> None:
     options, change = KINDS[kind]

@@ -198,6 +198,7 @@ def group_advantages(made: Made) -> None:
     made.tokens["advantage"] = np.where(made.mask, relative[..., None], 0.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [2, STEPS])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_healthy_log_has_no_error_and_what_it_lacks_is_said(kind: str, steps: int, tmp_path: Path) -> None:

@@ -321,6 +321,7 @@ def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = Fa
     return made
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("growing", [False, True])
 def test_whitening_that_moves_the_mean_is_found_and_without_is_healthy(

@@ -46,7 +46,7 @@ def _part(made: Made, step: int, chosen: Any, *, is_scored: bool) -> tuple[dict[
     return rows, {name: column for name, column in tokens.items() if name not in NOT_SCORED}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "foreign"])
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo"])

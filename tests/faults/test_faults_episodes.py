@@ -34,6 +34,7 @@ def planted(name: str, level: int, **changes: object) -> World:
     return world
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_first_with_its_place_and_its_beginning(name: str, tmp_path: Path) -> None:
     data, found = said(planted(name, 2), tmp_path)

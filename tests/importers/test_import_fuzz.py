@@ -239,7 +239,7 @@ def test_a_line_that_memory_cannot_hold_is_passed_over(tmp_path, monkeypatch):
     assert all("longer than" in k["reason"] and "text" not in k for k in kept)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_deep_and_long_records_stop_nothing(tmp_path, name):
     good = GOOD[name]

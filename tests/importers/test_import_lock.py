@@ -87,6 +87,7 @@ def following(source: Path, run: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_two_that_follow_into_one_folder(tmp_path: Path) -> None:
     first = following(tmp_path / "in.jsonl", tmp_path / "run")
     second = run_import(tmp_path / "in.jsonl", tmp_path / "run", "--follow")
@@ -96,6 +97,7 @@ def test_two_that_follow_into_one_folder(tmp_path: Path) -> None:
     assert first.returncode == 0 and not (tmp_path / "run" / "writer.json").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gone", ["", "record"])
 def test_a_folder_that_is_deleted_ends_following(tmp_path: Path, gone: str) -> None:
     process = following(tmp_path / "in.jsonl", tmp_path / "run")

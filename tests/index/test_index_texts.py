@@ -106,6 +106,7 @@ def test_a_superseded_row_has_no_text(tmp_path):
     assert sorted(stored(folder, fresh, range(fresh.rows))) == wanted
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cut", [1, 17])
 def test_a_store_that_is_too_short_is_made_anew(tmp_path, cut):
     folder = new_run(tmp_path / "run")

@@ -18,7 +18,7 @@ def named(algorithm: str) -> set[str]:
     return {word for text in texts for word in re.findall(r"[a-z]\w+", re.sub(r'"\w+"|vLLM', "", text))}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "module", "version"),
     [

@@ -74,7 +74,7 @@ def test_many_architectures_are_documented_once():
     assert sum(kind != "refused" for _, kind in documented()) > 100
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("architecture", "kind"), documented(), ids=[name for name, _ in documented()])
 def test_an_architecture_is_sampled_and_scored_correctly_or_refused(architecture, kind):
     model = small_model(architecture)

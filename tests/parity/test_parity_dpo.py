@@ -11,7 +11,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 import trl_runs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

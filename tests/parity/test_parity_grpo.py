@@ -65,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run" / "model"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_trl(tmp_path: Path, model: Path, case: str) -> None:
     theirs, ours = CASES[case]

@@ -26,6 +26,7 @@ pytest.importorskip("trl", reason="TRL is not installed")
 import trl_runs
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [({}, {}), ({"center_rewards_coefficient": 0.1}, {"reward_model": {"centring_coef": 0.1}})],

@@ -279,7 +279,7 @@ def test_every_algorithm_of_examples(tmp_path: Path, tokenizer: PreTrainedTokeni
     assert 0 < seen["reward-model"].added("learning") < seen["dpo"].added("learning")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["raft", "rloo", "grpo"])
 def test_every_algorithm_of_rollouts(command: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     run = run_of(command, tmp_path, samples_per_prompt=4)

@@ -54,7 +54,7 @@ def learn_twice(run: Simulation, batch: Batch, passes: int, also: Callable[[], N
         run.stage("learning", learning)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "processes", "changes"),
     [

@@ -80,6 +80,7 @@ def test_a_frame_that_a_kill_cut_ends_the_journal(folder):
     assert steps == list(range(len(steps))) and len(steps) >= last
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", [0.3, 0.301, 0.305])
 def test_a_damaged_frame_ends_the_journal_and_the_rest_is_kept(folder, where, capsys):
     last = killed_run(folder)

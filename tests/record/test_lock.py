@@ -74,6 +74,7 @@ def test_the_second_writer_is_told_who_the_first_is(place: str) -> None:
     assert not run.storage.exists("writer.json")
 
 
+@pytest.mark.sampled(1)
 def test_a_writer_that_was_killed_holds_nothing(place: str) -> None:
     other = Other(place)
     other.kill()
@@ -129,6 +130,7 @@ class Elsewhere:
             file.unlink()
 
 
+@pytest.mark.sampled(1)
 def test_a_process_of_another_machine_that_lives_keeps_its_run(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_process_of_another_machine_that_lives_keeps_its_run(
         assert capsys.readouterr().err == ""
 
 
+@pytest.mark.sampled(1)
 def test_a_process_of_another_machine_that_was_killed_is_succeeded(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = Elsewhere(place)
     elsewhere.other.kill()

@@ -181,7 +181,7 @@ def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings
     assert table["kl_coef"].to_pylist() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
@@ -235,6 +235,7 @@ def test_a_record_elsewhere_is_copied_into_the_fork(place: Path, object_storage:
     assert {path.name: elsewhere.read(path.relative_to(run).as_posix()) for path in moved} == before
 
 
+@pytest.mark.slow
 def test_the_outcome_is_what_the_doctor_says_of_both_forks(fixed: tuple[Path, Done]) -> None:
     folder, done = fixed
     found = json.loads(done.out)
@@ -273,6 +274,7 @@ def test_a_repair_that_was_killed_goes_on(place: Path, fixed: tuple[Path, Done])
         assert recorded(place / FOLDER / name) == recorded(fixed[0] / FOLDER / name)
 
 
+@pytest.mark.slow
 def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -293,7 +295,7 @@ def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: 
         verify(run, start=4, train=train)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 6])
 def test_a_fork_has_the_learning_rates_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """A cosine over all eight steps of the run, whatever the length of the forks; longer forks have longer ones."""

@@ -333,6 +333,7 @@ def test_a_run_with_it_records_everything_but_the_secret(server, tmp_path, monke
     assert [path for path in files if b"very-secret" in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_times_out_leaves_a_run_that_resumes(server, tmp_path):
     prompts = ["one", "two", "three"]
     options = {"url": f"{server.url}/lengths/plain", "batch_size": 2, "timeout": 2, "attempts": 2}

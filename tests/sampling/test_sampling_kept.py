@@ -88,6 +88,7 @@ def assert_alike(seen: tuple[list[Episode], Played], expected: tuple[list[Episod
     torch.testing.assert_close(seen[1].sampler_logprob, expected[1].sampler_logprob, atol=1e-4, rtol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
 @pytest.mark.parametrize(
     "chosen",

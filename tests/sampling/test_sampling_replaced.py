@@ -59,7 +59,7 @@ def assert_equal(seen: Responses, expected: Responses) -> None:
     torch.testing.assert_close(seen.sampler_logprob, expected.sampler_logprob, atol=1e-5, rtol=0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
 @pytest.mark.parametrize(
     "chosen",

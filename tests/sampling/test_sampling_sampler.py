@@ -42,6 +42,7 @@ def test_prompt_padding_changes_nothing(tokenizer, make):
         assert tokens(alone) == tokens(together)[row : row + 1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
 def test_rows_that_have_ended_leave_the_batch(tokenizer, make):
     policy, passes = make(), []

@@ -205,7 +205,7 @@ def test_what_a_users_own_loop_has_trained_is_refused_with_a_way_out(tmp_path: P
 REFUSED = "cavesson: owner/mine cannot be pushed: the Hub answered "
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("refuses", "status", "line"),
     [
@@ -226,6 +226,7 @@ def test_a_refusal_is_one_line(run: Path, refuses: str, status: int, line: str) 
     assert (done.returncode, done.stderr) == (2, f"{line}\n")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("environment", "line"),
     [

@@ -116,6 +116,7 @@ def mean(numbers: Sequence[Tensor]) -> float:
     return sum(number.item() for number in numbers) / len(numbers)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length_normalised", [False, True], ids=["summed", "per token"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dpo_is_the_formula_on_plain_log_probabilities(tmp_path: Path, layout: str, length_normalised: bool) -> None:
@@ -150,6 +151,7 @@ def test_dpo_starts_at_log_2_where_policy_and_reference_agree(tmp_path: Path) ->
     assert result.metrics[0]["dpo/reward_margin"] == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("epochs", "sizes"), [(2, [5, 5, 2]), (1.5, [5, 4]), (0.5, [3])])
 @pytest.mark.parametrize("name", OFFLINE)
 def test_passes_end_where_they_should(tmp_path: Path, name: str, epochs: float, sizes: list[int]) -> None:
@@ -176,6 +178,7 @@ def test_a_share_of_a_pass_is_counted_exactly() -> None:
         assert [run.batch_size_at(10 * step, 100) for step in range(tenths)] == [10] * tenths
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("longer", "used"),
     [({"epochs": 2}, [5, 6, 11, 12]), ({"epochs": 1.5}, [5, 6, 9]), ({"steps": 4}, [5, 6, 11, 16])],

@@ -53,7 +53,7 @@ def moved(name: str, folder: Path, result: Result, **changes: Any) -> None:
     assert farthest(dict(start), load_file(newest / "weights.safetensors")) > 1e-3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", OFFLINE)
 def test_the_layout_of_examples_changes_nothing(tmp_path: Path, name: str, model: str) -> None:
@@ -66,7 +66,7 @@ def test_the_layout_of_examples_changes_nothing(tmp_path: Path, name: str, model
     moved(name, tmp_path / "start", packed, **changes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ONLINE)
 def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, name: str, model: str) -> None:
@@ -76,7 +76,7 @@ def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, name: str, mo
     moved(name, tmp_path / "start", whole, **MODELS[model])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path, name: str) -> None:
     kept = run(name, tmp_path / "kept")
@@ -95,7 +95,7 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path, name: str) -> No
     same(kept, again)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_bfloat16_learns_in_float32_and_is_saved_as_it_computes(tmp_path: Path, name: str, model: str) -> None:

@@ -96,7 +96,7 @@ def test_the_next_batch_is_sampled_and_rewarded_while_the_policy_learns(server: 
     account(tmp_path / "run", PROMPTS, 3)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_every_token_has_the_version_that_sampled_it(

@@ -268,6 +268,7 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: py
         save(tmp_path, one(1), keep=1, processes=ALONE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
 def test_a_run_saves_when_it_is_told_to_and_at_the_end(tmp_path: Path, every: int, expected: list[int]) -> None:
     checkpoint = {"checkpoint__every": every, "checkpoint__keep": 9} if every else {"checkpoint__every": 0}

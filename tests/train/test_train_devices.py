@@ -35,7 +35,7 @@ def test_tensors_of_both_devices_may_not_meet() -> None:
             there + here
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_is_the_same_on_another_device(tmp_path: Path, variant: str) -> None:
     """But for rounding: the CPU multiplies float32 matrices with another library."""
@@ -68,7 +68,7 @@ def test_a_run_resumes_on_the_device(tmp_path: Path) -> None:
     assert parts["rows"] == whole["rows"] and parts["metrics"] == whole["metrics"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_servers_get_weights_of_the_device(server: StandIn, tmp_path: Path, lora: Any) -> None:
     with other_device() as device:

@@ -140,6 +140,7 @@ def test_turns_are_what_their_tokens_say(runs: dict[str, Path]) -> None:
             assert tokenizer.decode(ids, skip_special_tokens=True) == turn["text"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_a_stopped_run_continues_bit_for_bit(runs: dict[str, Path], tmp_path: Path, algorithm: str) -> None:
     def stop(*_: Any) -> None:
@@ -195,6 +196,7 @@ class Graded(Partner):
         return [1.5, None, -2.0][: self.answered + 1][:3]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_rewards_of_turns_are_part_of_the_reward_and_ppo_gives_each_turn_its_own(
     tmp_path: Path, algorithm: str

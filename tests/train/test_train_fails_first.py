@@ -45,7 +45,7 @@ def test_what_fails_before_the_first_step_leaves_nothing(tmp_path: Path, name: s
     assert files(tmp_path) == before
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_what_fails_in_the_first_step_leaves_nothing(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +61,7 @@ def test_what_fails_in_the_first_step_leaves_nothing(
     assert tiny_run(name, tmp_path / "run").run(lambda *_: None).folder == tmp_path / "run"  # nothing is in the way
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_report_that_fails_after_the_first_step_loses_nothing(tmp_path: Path, name: str) -> None:
     def fail(step: int, metrics: dict[str, float]) -> None:

@@ -58,7 +58,7 @@ def starts_at_one(
     assert tokens["logprob"] == tokens["ref_logprob"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -77,7 +77,7 @@ def test_first_ratio_is_one_and_first_kl_is_zero(
         starts_at_one(name, tmp_path / str(number), dtype, {**changes, **update})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("samples", [1, 3], ids=["alone", "groups"])
 @pytest.mark.parametrize("update", UPDATES)
 def test_however_a_step_is_split(tmp_path: Path, update: str, samples: int) -> None:
@@ -86,6 +86,7 @@ def test_however_a_step_is_split(tmp_path: Path, update: str, samples: int) -> N
         starts_at_one("ppo", tmp_path / str(number), torch.bfloat16, {**changes, **UPDATES[update]})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
 def test_experts_whose_router_is_noisy_in_training(tmp_path: Path, checkpointing: bool) -> None:
     config = MixtralConfig(

@@ -130,6 +130,7 @@ METRICS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:  # noqa: PLR0915  # one chain of numbers
     settings = {**{f"ppo__{name}": value for name, value in PPO_SETTINGS.items()}, **CASES[case]}

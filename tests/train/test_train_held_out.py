@@ -203,6 +203,7 @@ def die(step: int, metrics: dict[str, float]) -> None:
         raise Killed
 
 
+@pytest.mark.slow
 def test_the_evaluation_at_the_end_of_a_shorter_run_is_not_left_in_a_longer_one(run: Run, tmp_path: Path) -> None:
     inputs, changes = {"prompts": [*TRAINED, *HELD_OUT]}, {**EVERY, "checkpoint__every": 1, "checkpoint__keep": 9}
     finish(tmp_path / "run", inputs, **{**changes, "steps": 3})
@@ -212,7 +213,7 @@ def test_the_evaluation_at_the_end_of_a_shorter_run_is_not_left_in_a_longer_one(
     assert everything(tmp_path / "run") == everything(Path(run.folder))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"update__micro_batch_size": 1}, {"sampling__batch_size": 1}], ids=str)
 def test_how_the_responses_are_divided_changes_nothing(run: Run, tmp_path: Path, changes: dict[str, Any]) -> None:
     other = evaluated(tmp_path / "run", **changes)
@@ -269,6 +270,7 @@ def test_how_often_to_evaluate_may_change_when_a_run_is_resumed(
     assert other.info["changes"][0]["settings"] == {"evaluation.every": [then, now]}
 
 
+@pytest.mark.slow
 def test_other_held_out_prompts_are_refused_when_a_run_is_resumed(tmp_path: Path) -> None:
     inputs, changes = {"prompts": [*TRAINED, *HELD_OUT]}, {**EVERY, "checkpoint__every": 1}
     with pytest.raises(Killed):
@@ -320,6 +322,7 @@ def too_few(folder: Path) -> None:
         build(folder / "run", data__validation=1 / 6)
 
 
+@pytest.mark.slow
 def test_fewer_held_out_prompts_than_processes_are_refused(tmp_path: Path) -> None:
     ended = together(tmp_path, 2, too_few, tmp_path)
     assert [done.code for done in ended] == [0, 0], [done.err[-2000:] for done in ended]
@@ -351,6 +354,7 @@ def test_too_long_held_out_prompts_are_named(tmp_path: Path) -> None:
     assert said in notes
 
 
+@pytest.mark.slow
 def test_the_doctor_and_the_summary_of_raft_do_not_take_it_for_training(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "held-out.txt"
     file.write_text("".join(f"{prompt}\n" for prompt in HELD_OUT))

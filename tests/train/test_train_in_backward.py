@@ -27,7 +27,7 @@ CLIPPED = 0.05
 """Gradient norm, far below those of the first steps"""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, name: str, model: str) -> None:
@@ -44,6 +44,7 @@ def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, name: str, model: str) ->
     assert {name: inside["files"][name] for name in tensors} == {name: usual["files"][name] for name in tensors}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("guard", [{"max_ratio": 1.0001}, {"target_policy_kl": 1e-6}])
 def test_updates_that_are_skipped_or_stopped_change_nothing(tmp_path: Path, guard: dict[str, float]) -> None:
     changes = {"update__epochs": 3, **{f"update__{name}": value for name, value in guard.items()}}

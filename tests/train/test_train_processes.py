@@ -254,6 +254,7 @@ def test_parts_of_a_reward_may_differ_between_processes(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_a_loss_that_is_no_number_in_one_process_ends_all_alike(tmp_path: Path, shard: str) -> None:
     flags = tiny_flags("ppo", tmp_path / "run", parallel__shard=shard, update__micro_batch_size=1)

@@ -85,7 +85,7 @@ def test_a_dtype_that_contradicts_the_object_is_an_error(tmp_path: Path) -> None
         cavesson.Training(settings(tmp_path / "run", model__dtype="bfloat16"), model=tiny_model(), **given)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [{}, {"model": True}], ids=["function", "model"])
 def test_only_python_goes_on_with_what_only_python_has(
     tmp_path: Path, inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -27,6 +27,7 @@ ERRORS: list[BaseException] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_report_that_fails_ends_the_run_after_a_checkpoint(tmp_path: Path, error: BaseException) -> None:
     def report(step: int, metrics: dict[str, float]) -> None:

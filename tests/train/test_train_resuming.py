@@ -61,6 +61,7 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys:
     assert rewards(tmp_path / "whole") == rewards(tmp_path / "run")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("left", ["nothing", "empty", "killed"])
 def test_resuming_starts_what_was_not_begun(tmp_path: Path, left: str) -> None:
     folder = tmp_path / "run"
@@ -113,6 +114,7 @@ def test_the_number_of_processes_is_that_of_the_latest_attempt(tmp_path: Path) -
     assert "--processes" not in str(continuation(run))
 
 
+@pytest.mark.slow
 def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish(tmp_path / "run", steps=2, optimizer__schedule="linear")
     resumed(tmp_path / "run", steps=3, optimizer__schedule="linear").run()
@@ -150,6 +152,7 @@ def exhausted(message: str) -> Callable[..., Any]:
     return fail
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("message", "wanted"),
     [

@@ -36,6 +36,7 @@ def last_tokens(folder: Path, step: int) -> np.ndarray:
     return sample[1:] != sample[:-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, "full"])
 def test_the_penalty_is_the_named_estimate_and_the_objective_always_k1(tmp_path: Path, estimator: str) -> None:
     metrics = finish(tmp_path / "run", **LEARNING, kl__estimator=estimator).metrics
@@ -92,6 +93,7 @@ def one_step(folder: Path, **changes: Any) -> Policy:
     ).policy  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["trunk", "separate"])
 def test_the_value_loss_reaches_the_policy_only_through_a_shared_trunk(tmp_path: Path, kind: str) -> None:
     without = one_step(tmp_path / "without", value__kind=kind, ppo__value_coef=0.0)
@@ -131,6 +133,7 @@ def test_adapters_off_and_a_copy_are_the_same_reference(tmp_path: Path) -> None:
         np.testing.assert_allclose(off, copied, rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 def test_the_reference_never_moves(tmp_path: Path, model: dict[str, Any]) -> None:
     training = build(tmp_path / "run", **LEARNING, **model)
@@ -142,6 +145,7 @@ def test_the_reference_never_moves(tmp_path: Path, model: dict[str, Any]) -> Non
         assert float((training.trainer.policy(batch).logprob - before).abs().max()) > 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [{}, {"lora": LORA}], ids=["full", "lora"])
 def test_bfloat16_computes_in_bfloat16_and_learns_in_float32(tmp_path: Path, model: dict[str, Any]) -> None:
     changes = {"model": {"device": "cpu", "dtype": "bfloat16", **model}}
@@ -160,7 +164,7 @@ def test_bfloat16_computes_in_bfloat16_and_learns_in_float32(tmp_path: Path, mod
     assert all(np.isfinite(value) for step in result.metrics for value in step.values())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_gradient_checkpointing_computes_activations_again_and_changes_nothing(

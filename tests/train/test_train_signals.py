@@ -100,7 +100,7 @@ def at_step(last: int) -> Report:
     return report
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_signal_between_two_steps_saves_and_the_run_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     changes: dict[str, object] = {"checkpoint__every": 0} | ({} if name in OFFLINE else {"steps": 3})

@@ -28,7 +28,7 @@ UPDATES: dict[str, dict[str, Any]] = {
 METRICS = ("loss/total", "loss/policy", "loss/value", "policy/entropy", "policy/ratio_max", "kl/objective")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 @pytest.mark.parametrize("passes", UPDATES)
 def test_micro_batch_size_changes_nothing(tmp_path: Path, passes: str, model: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_the_same_as_without_them(tmp_path: Path, case: str) -> None:
     changes = {"rewards": "some", "batch_size": 12, "checkpoint__every": 0, **CASES[case]}

@@ -36,6 +36,7 @@ def run(server: StandIn, folder: Path, report: Report = quiet, resume: bool = Fa
     return Training(settings(folder, **flags), prompts=PROMPTS, rewards=uneven, resume=resume).run(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
 def test_each_step_samples_from_the_weights_of_the_step(server: StandIn, tmp_path: Path, lora: Any) -> None:
     run(server, tmp_path / "run", model__lora=lora, steps=3)
@@ -64,6 +65,7 @@ def test_a_server_with_a_key_answers_a_run_that_has_it(
     assert b"a key" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_responses(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     run(server, tmp_path / "one")
     with serving(untied_folder) as other:
@@ -100,6 +102,7 @@ def test_sharded_weights_in_bfloat16_agree_with_the_server_within_their_rounding
             assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_a_server_that_keeps_its_weights_is_noticed(server: StandIn, tmp_path: Path) -> None:
     server.deaf = True
     for lora in (None, LORA):
@@ -175,7 +178,7 @@ def test_a_server_that_stalls_is_named(server: StandIn, tmp_path: Path) -> None:
         run(server, tmp_path / "run", sampling__vllm__timeout=0.5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failing", "said"),
     [

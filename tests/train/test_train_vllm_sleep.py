@@ -44,7 +44,7 @@ def command_lines() -> list[str]:
     return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("lora", "level"), [(None, 2), (LORA, 1)], ids=["all weights", "adapters"])
 def test_the_server_sleeps_while_the_policy_learns(
     python: str, untied_folder: Path, tmp_path: Path, lora: Any, level: int

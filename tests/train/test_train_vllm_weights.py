@@ -105,7 +105,7 @@ def sharded(urls: list[str], folder: Path, dtype: str, shard: str) -> None:
     training.run(quiet)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "shard"), [("float32", "full"), ("bfloat16", "full"), ("float32", "none")])
 def test_two_processes_send_the_weights_of_one(server: StandIn, tmp_path: Path, dtype: str, shard: str) -> None:
     for done in together(tmp_path, 2, sharded, [server.url], server.folder, dtype, shard):
@@ -154,6 +154,7 @@ def test_a_run_that_was_killed_while_it_sent_weights_leaves_a_server_to_restart(
         trained([server], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_failed_start_leaves_no_server_paused(server: StandIn, other: StandIn, tmp_path: Path) -> None:
     def fail(step: int, metrics: dict[str, float]) -> None:
         other.broken = {"/start_weight_update"}
