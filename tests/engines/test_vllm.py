@@ -204,8 +204,8 @@ def learned(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: A
 @pytest.mark.parametrize(
     ("kind", "lora"),
     [
-        (PPORun, None),
         (GRPORun, ADAPTERS),
+        pytest.param(PPORun, None, marks=SLOW),
         pytest.param(PPORun, ADAPTERS, marks=SLOW),
         pytest.param(GRPORun, None, marks=SLOW),
     ],

@@ -149,10 +149,8 @@ def check_sampled_from_the_policy(folder: Path, steps: int) -> None:
         np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
 
 
-@pytest.mark.parametrize(
-    ("kind", "staleness"),
-    [(PPORun, 0), pytest.param(GRPORun, 0, marks=pytest.mark.slow), pytest.param(GRPORun, 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "staleness"), [(PPORun, 0), (GRPORun, 0), (GRPORun, 1)])
 def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, staleness: int) -> None:
     given = kind.model_validate(values(server, folder, staleness, run=tmp_path / "run"))
     result = Training(given, prompts=PROMPTS, rewards=lowercase).run(lambda step, metrics: None)
@@ -167,7 +165,8 @@ def one_of_two(given: dict[str, Any]) -> None:
     Training(PPORun.model_validate(given), prompts=PROMPTS, rewards=lowercase).run(lambda step, metrics: None)
 
 
-@pytest.mark.parametrize("shard", ["full", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["full", "none"])
 def test_two_processes_send_the_weights(server: VllmServer, folder: Path, tmp_path: Path, shard: str) -> None:
     given = values(server, folder, parallel={"shard": shard}, run=tmp_path / "run", steps=3)
     for done in together(tmp_path, 2, one_of_two, given):
