@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from index_helpers import indexed, new_run, record
+from index_helpers import indexed, new_run, record, rows_of, tokens_of
 from turn_helpers import record_turns, turns_of
 
 import cavesson.record
@@ -17,6 +17,7 @@ from cavesson.index import calls as calls_module
 from cavesson.index import said as said_module
 from cavesson.index.filters import OF_CALLS, matches
 from cavesson.index.turns import COLUMNS, NAME, read_turns
+from cavesson.record import Recorder, begin_attempt
 
 Call = dict[str, Any]
 Condition = tuple[str, Callable[[Call], bool]]
@@ -134,6 +135,17 @@ def test_a_run_without_calls_says_so(tmp_path, text):
     record(folder, [0])
     with pytest.raises(UserError, match="this run has no recorded calls of tools, so a filter cannot use"):
         matches(text, indexed(folder), cavesson.record.open(folder))
+
+
+def test_a_run_whose_calls_were_not_timed_says_so(tmp_path):
+    folder = new_run(tmp_path / "run")
+    turns = {"sample": [0, 1], "role": ["tool", "tool"], "name": ["search", "search"]}
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        recorder.rollouts(0, rows_of(0, 2), tokens_of(0, 2), turns)
+    shot = indexed(folder)
+    assert matches('tool == "search" and not error', shot).tolist() == [True, True]
+    with pytest.raises(UserError, match="no recorded seconds"):
+        matches('tool == "search" and seconds > 2', shot)
 
 
 def test_a_part_of_a_text_of_one_column(run):

@@ -126,6 +126,8 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
         return _Evaluation(snapshot if rows is None else snapshot.only(rows)).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
+    if "seconds" in names and np.isnan(snapshot.calls.seconds).all():
+        raise UserError("this run has no recorded seconds of calls, so a filter cannot use seconds")
     found, calls = np.zeros(snapshot.rows, np.bool_), snapshot.calls
     if rows is not None:
         wanted = np.zeros(snapshot.rows, np.bool_)
