@@ -90,6 +90,22 @@ def test_a_user_may_hear_what_was_said():
         Environments({None: HearsMore})
 
 
+class PaidByTurn(Game):
+    """Its property needs what `reset` sets."""
+
+    def reset(self, **row):
+        self.earned = [1.0]
+
+    @property
+    def turn_rewards(self):
+        return self.earned
+
+
+def test_rewards_of_turns_are_noticed_before_the_first_episode():
+    assert Environments({None: PaidByTurn}).kinds[None].rewards_turns
+    assert not Environments({None: Game}).kinds[None].rewards_turns
+
+
 def test_the_tools_of_an_environment_are_the_functions_then_its_methods_as_in_trl():
     kind = Environments({None: Calculator}, [search]).kinds[None]
     # What TRL 1.16 does in `GRPOTrainer.__init__`: standalone tools, then `inspect.getmembers` of the class.

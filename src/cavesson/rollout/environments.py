@@ -99,7 +99,12 @@ class Kind:
     @property
     def rewards_turns(self) -> bool:
         """Whether it says what each turn earned."""
-        return hasattr(self.probe, "turn_rewards") or "turn_rewards" in inspect.get_annotations(type(self.probe))
+        kind = type(self.probe)  # whose property may need what `reset` sets
+        return (
+            hasattr(kind, "turn_rewards")
+            or hasattr(self.probe, "turn_rewards")
+            or ("turn_rewards" in inspect.get_annotations(kind))
+        )
 
     @property
     def wanted(self) -> list[str]:
