@@ -2,6 +2,7 @@
 
     python -m benchmarks.diagnosis                      the pages, from the rules and docs/diagnosis/prose.toml
     python -m benchmarks.diagnosis --runs runs/faults   the pictures first, from the runs of benchmarks/faults
+    python -m benchmarks.diagnosis --runs runs/episodes those of rules on episodes, from its folder episodes/trained
 
 A picture is the curve of a rule for a run in which its fault was planted. The numbers of that run are stored in
 docs/diagnosis/pictures.json, so that the pages can be written without the runs.
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import cavesson
-from benchmarks.faults.case import Case
+from benchmarks.faults.case import EPISODES, Case
+from benchmarks.faults.episodes.rules import NAMES
 from cavesson.doctor.advice import advice
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.sufficient import ANY_TOKENS, smallest_sets
@@ -154,28 +156,38 @@ def index(prose: dict[str, Any]) -> str:
 def draw(runs: Path, out: Path) -> dict[str, Any]:
     """Draw a picture of every rule that a run with one planted fault shows, and return the numbers of that run.
 
-    Rules whose prose gives a reason for having no picture are left out. Pictures that are not drawn again are deleted.
+    Rules whose prose gives a reason for having no picture are left out. Runs of episodes show the rules on episodes,
+    and other runs the other rules; a picture of these that is not drawn again is deleted.
     """
     files = sorted(runs.glob("*/case.json"))
     if not files:
         raise SystemExit(f"{runs} has no runs of benchmarks/faults: there is no */case.json")
     (out / "pictures").mkdir(exist_ok=True)
     shown: dict[str, tuple[tuple[Any, ...], Case, Reading]] = {}
+    mine: set[str] = set()
     for file in files:
         case = Case(**json.loads(file.read_text("utf-8")))
+        mine |= _shown_by(case)
         if case.part != "calibration" or not case.faults:
             continue
         for finding in diagnose(RunData(cavesson.open(file.parent)), RULES).findings:
             best, worth = shown.get(finding.rule.name), _worth(finding, case)
-            if worth is not None and (best is None or worth < best[0]):
+            if finding.rule.name in _shown_by(case) and worth is not None and (best is None or worth < best[0]):
                 shown[finding.rule.name] = worth, case, finding.reading
     prose = _prose()["rules"]
     found = [(rule, *shown[rule.name][1:]) for rule in RULES if rule.name in shown and "unseen" not in prose[rule.name]]
     pictures = {rule.name: _described(case, reading, _drawn(rule, reading, out)) for rule, case, reading in found}
-    for old in (out / "pictures").glob("*.svg"):
-        if not pictures.get(old.stem, {}).get("drawn"):
-            old.unlink()
-    return pictures
+    for name in mine - {name for name, picture in pictures.items() if picture["drawn"]}:
+        (out / "pictures" / f"{name}.svg").unlink(missing_ok=True)
+    file = out / "pictures.json"
+    old = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    pictures |= {name: picture for name, picture in old.items() if name not in mine}
+    return {rule.name: pictures[rule.name] for rule in RULES if rule.name in pictures}
+
+
+def _shown_by(case: Case) -> set[str]:
+    """Return the names of the rules of which a run may be an example."""
+    return {rule.name for rule in RULES if (rule.name in NAMES) == (case.size == EPISODES)}
 
 
 def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
@@ -183,14 +195,25 @@ def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
 
     A mere consequence of another fault is not an example: None.
     """
-    from benchmarks.faults.planted import FAULTS
-
-    name, causes = finding.rule.name, FAULTS[case.name].causes
+    name, faults = finding.rule.name, _faults(case.size == EPISODES)
+    causes = faults[case.name]
     follows = any(name in rule.explains for rule in RULES if rule.name in causes)
     kind = 0 if name in causes else 1 if follows else 2
     if kind == 2 and not finding.cause:
         return None
-    return PLAIN.get(name) != case.name, kind, list(FAULTS).index(case.name), -case.level, case.seed, case.algorithm
+    return PLAIN.get(name) != case.name, kind, list(faults).index(case.name), -case.level, case.seed, case.algorithm
+
+
+@cache
+def _faults(of_episodes: bool) -> dict[str, tuple[str, ...]]:
+    """Return the accepted causes of each fault; the faults are slow to import."""
+    if of_episodes:
+        from benchmarks.faults.episodes.trained import planted
+
+        return {name: one.causes for name, one in planted.FAULTS.items()}
+    from benchmarks.faults.planted import FAULTS
+
+    return {name: one.causes for name, one in FAULTS.items()}
 
 
 def _drawn(rule: Rule, reading: Reading, out: Path) -> bool:

@@ -6,6 +6,8 @@ CALIBRATION_SEEDS = range(3)
 """Thresholds and rules were chosen on these; the others are reported on."""
 SIZES = {"other": "other size, seen", "large": "third size, seen", "smol": "SmolLM2"}
 """What the parts of the other sizes of model are called."""
+EPISODES = "episodes"
+"""What takes the place of a size in the runs of `benchmarks/faults/episodes/trained`."""
 PARTS = ("calibration", "held out", *SIZES.values(), "late, calibration", "late, held out", "two faults")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import cavesson
 from benchmarks.faults.episodes.planted import FAULTS, HEALTHY, ONSET
+from benchmarks.faults.episodes.rules import NAMES, OF_EPISODES
 from benchmarks.faults.episodes.world import World, write
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
@@ -18,8 +19,6 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.leaks import _order
 from cavesson.doctor.words import language
 
-OF_EPISODES = [rule for rule in RULES if any(need.startswith(("turns.", "tokens.source")) for need in rule.needs)]
-NAMES = {rule.name for rule in OF_EPISODES}
 OWN = {failure.title for failure in FAILURES if NAMES.intersection(failure.rules)}
 
 

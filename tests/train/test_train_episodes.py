@@ -257,7 +257,9 @@ def test_the_prompts_of_a_run_are_the_same_for_what_looks_ahead(tmp_path: Path) 
             "rewards": [{"use": f"{tmp_path}/tools.py:reward"}],
         }
     )
-    prompts = Training(settings).collector.prompts
+    training = Training(settings)
+    prompts = training.collector.prompts
+    assert training.trainer.describe()["tools"] == ["shout"]
     assert prompts.texts[0].startswith("shoutu:Hi")
     conversation = conversation_of(settings, tiny_tokenizer())
     assert prompts_of(settings, tiny_tokenizer(), conversation).ids == prompts.ids

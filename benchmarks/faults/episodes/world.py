@@ -151,18 +151,19 @@ def write(world: World, folder: Path) -> Path:
 
 
 def _info(world: World) -> dict[str, Any]:
-    tools = [] if world.talks else [f"tools.py:{name}" for name in ("multiply", *world.others)]
+    tools = [] if world.talks else ["multiply", *world.others]
     environment = {
         "use": "words.py:Words" if world.talks else None,
-        "tools": tools,
+        "tools": [f"tools.py:{name}" for name in tools],
         "max_turns": world.max_turns,
         "timeout": 30.0,
         "concurrency": 32,
     }
     if not world.own:
         return {"trainer": "verl", "algorithm": "grpo"}
-    config = {"model": {"dtype": "float32"}, "sampling": {"max_new_tokens": 400}, "kl": {"coef": 0.0}}
-    return {"cavesson": "0", "inputs": [], "algorithm": "grpo", "config": {**config, "environment": environment}}
+    config: dict[str, Any] = {"model": {"dtype": "float32"}, "sampling": {"max_new_tokens": 400}, "kl": {"coef": 0.0}}
+    config["environment"] = environment
+    return {"cavesson": "0", "inputs": [], "tools": tools, "algorithm": "grpo", "config": config}
 
 
 def _step(world: World, step: int) -> list[Episode]:

@@ -160,6 +160,11 @@ class Environments:
         for name, kind in self.kinds.items():
             self._free[name].append(kind.instance(kind.probe))
 
+    @property
+    def tools(self) -> list[str]:
+        """The names of all tools, in their order."""
+        return list(dict.fromkeys(name for kind in self.kinds.values() for name in kind.tools))
+
     def check(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Check that the data have what the environments need.
 

@@ -339,12 +339,14 @@ class RolloutTrainer(Trainer):
         return len(whole) if name in ("held_out", "before") else self.batch_size
 
     def describe(self) -> dict[str, Any]:
-        prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler
+        collector = self.batches.collector
+        prompts, sampler, conversation = collector.prompts, collector.sampler, collector.conversation
         held_out: dict[str, Any] = {}
         if prompts.held_out is not None:
             held_out = {"held_out": len(prompts.held_out), "held_out_fingerprint": digest(prompts.held_out.ids)}
         return {
             "eos_token_ids": sampler.eos.tolist(),
+            **({} if conversation is None else {"tools": conversation.environments.tools}),
             "prompts": {
                 "count": len(prompts),
                 "dropped": list(prompts.dropped),

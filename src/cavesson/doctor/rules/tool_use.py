@@ -38,11 +38,11 @@ def _episodes(turns: Turns) -> Array:
 
 
 def _offered(data: RunData) -> list[str]:
-    """Return the tools that the settings name, or that have answered: a policy also calls tools that do not exist."""
-    named = data.setting("config.environment.tools") if data.own else None
-    settings = [str(one).rpartition(":")[2] for one in named] if isinstance(named, list | tuple) else []
+    """Return the tools that the run says it offers, or that have answered: a policy also calls what does not exist."""
+    named = data.setting("tools", [])
+    offered = [str(one) for one in named] if isinstance(named, list) else []
     answered = [name for name, calls in data.turns.calls.items() if not data.turns.failed[calls].all()]
-    return list(dict.fromkeys([*settings, *answered]))
+    return list(dict.fromkeys([*offered, *answered]))
 
 
 @rule(

@@ -1,0 +1,78 @@
+"""Train the runs of the benchmark of episodes: python -m benchmarks.faults.episodes.trained.generate FOLDER.
+
+Every run is a folder ``NAME--LEVEL--ALGORITHM--episodes--SEED``. What is there already is kept.
+"""
+
+import argparse
+import json
+import shutil
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.faults.case import CALIBRATION_SEEDS, EPISODES, Case
+from benchmarks.faults.episodes.trained.healthy import HEALTHY
+from benchmarks.faults.episodes.trained.planted import FAULTS
+from benchmarks.faults.episodes.trained.setup import RUNS, Setup, train, warm_start
+from cavesson.errors import SignalledError
+
+HELD_OUT = range(CALIBRATION_SEEDS.stop, CALIBRATION_SEEDS.stop + 5)
+
+
+def cases(seeds: Iterable[int]) -> Iterator[Case]:
+    """Yield every fault and every healthy kind on each seed; algorithms and severities take turns."""
+    algorithms = [*RUNS]
+    for seed in seeds:
+        for turn, name in enumerate((*FAULTS, *HEALTHY)):
+            level = (turn + seed) % 3 if name in FAULTS else -1
+            yield Case(name, level, algorithms[(turn + seed) % len(algorithms)], EPISODES, seed)
+
+
+def planted(case: Case, model: Path) -> Setup:
+    """Return a run before it starts, with its fault planted."""
+    setup = Setup(case.algorithm, model, case.seed)
+    for name in case.faults:
+        FAULTS[name].plant(setup, FAULTS[name].levels[case.level])
+    if not case.faults:
+        HEALTHY[case.name](setup)
+    return setup
+
+
+def make(case: Case, folder: Path, model: Path) -> None:
+    """Train one run; what went wrong stands in ``failed.txt`` of its folder."""
+    torch.set_num_threads(1)
+    unfinished = folder / f"{case.folder}.part"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        train(planted(case, model), unfinished)
+    except SignalledError:
+        raise  # stopped from outside: the run is trained again the next time
+    except Exception:
+        unfinished.mkdir(exist_ok=True)
+        (unfinished / "failed.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(unfinished / name, ignore_errors=True)
+    (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
+    unfinished.rename(folder / case.folder)
+
+
+def main() -> None:
+    """Train what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(HELD_OUT.stop)])
+    parser.add_argument("--only", nargs="+", default=[], help="names of faults or healthy kinds")
+    given = parser.parse_args()
+    model = warm_start(given.folder)
+    for case in cases(given.seeds):
+        if (not given.only or case.name in given.only) and not (given.folder / case.folder).exists():
+            started = time.perf_counter()
+            make(case, given.folder, model)
+            print(f"{case.folder} {time.perf_counter() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
