@@ -22,7 +22,7 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"messages": [{"role": "user", "content": f'sky in "{city}"'}, {"role": "assistant", "content": "sunny"}]}
         for city in CITIES
     ]
-    return warm_start(tmp_path_factory.mktemp("guesser"), rows * 16, steps=30)
+    return warm_start(tmp_path_factory.mktemp("guesser"), rows * 4, steps=15)
 
 
 @pytest.fixture(scope="session")
@@ -98,4 +98,4 @@ def test_every_rule_of_episodes_has_a_fault_and_every_kind_is_held_out_five_time
 def test_a_forecast_can_be_cut_where_the_doctor_looks() -> None:
     """It is longer than any word that a question needs, and of many lengths, so that only a cut makes them equal."""
     lengths = [len(forecast(city, day)) for city in CITIES for day in range(200)]
-    assert min(lengths) >= 60 and max(map(lengths.count, lengths)) < len(lengths) / 10
+    assert min(lengths) >= 60 and max(map(lengths.count, lengths)) < len(lengths) / 8

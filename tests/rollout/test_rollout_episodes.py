@@ -181,6 +181,13 @@ def test_a_user_replies_until_it_is_satisfied_or_turns_run_out() -> None:
     assert [one.reason for one in episodes] == ["turns", "turns"] and columns.ended.tolist() == [0.0, 0.0]
 
 
+def test_an_answer_in_the_last_turn_ends_an_episode_by_itself_and_a_call_does_not() -> None:
+    asked = call("multiply", a=6, b=7)
+    texts = [[asked, "42"], [asked, asked]]
+    episodes, columns, _, _ = played(texts, tools=[multiply], starts=[0, 0], max_turns=2)
+    assert [one.reason for one in episodes] == ["eos", "turns"] and columns.ended.tolist() == [1.0, 0.0]
+
+
 def test_an_episode_ends_where_its_tokens_do() -> None:
     said = "a long answer " * 6
     size = len(TOKENIZER(said)["input_ids"])

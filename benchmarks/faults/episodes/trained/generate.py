@@ -4,11 +4,12 @@ Every run is a folder ``NAME--LEVEL--ALGORITHM--episodes--SEED``. What is there 
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,13 +23,12 @@ from cavesson.errors import SignalledError
 HELD_OUT = range(CALIBRATION_SEEDS.stop, CALIBRATION_SEEDS.stop + 5)
 
 
-def cases(seeds: Iterable[int]) -> Iterator[Case]:
-    """Yield every fault and every healthy kind on each seed; algorithms and severities take turns."""
-    algorithms = [*RUNS]
-    for seed in seeds:
-        for turn, name in enumerate((*FAULTS, *HEALTHY)):
-            level = (turn + seed) % 3 if name in FAULTS else -1
-            yield Case(name, level, algorithms[(turn + seed) % len(algorithms)], EPISODES, seed)
+def cases(seeds: Sequence[int], only: Sequence[str] = ()) -> Iterator[Case]:
+    """Yield the runs of every fault and every healthy kind, or of some; algorithms and severities take turns."""
+    algorithms, names = [*RUNS], [*FAULTS, *HEALTHY]
+    for name, seed in itertools.product(only or names, seeds):
+        turn = names.index(name) + seed
+        yield Case(name, turn % 3 if name in FAULTS else -1, algorithms[turn % len(algorithms)], EPISODES, seed)
 
 
 def planted(case: Case, model: Path) -> Setup:
@@ -64,11 +64,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[*range(HELD_OUT.stop)])
-    parser.add_argument("--only", nargs="+", default=[], help="names of faults or healthy kinds")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        choices=[*FAULTS, *HEALTHY],
+        metavar="NAME",
+        help="names of faults or healthy kinds",
+    )
     given = parser.parse_args()
     model = warm_start(given.folder)
-    for case in cases(given.seeds):
-        if (not given.only or case.name in given.only) and not (given.folder / case.folder).exists():
+    for case in cases(given.seeds, given.only):
+        if not (given.folder / case.folder).exists():
             started = time.perf_counter()
             make(case, given.folder, model)
             print(f"{case.folder} {time.perf_counter() - started:.1f} s", flush=True)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.faults.episodes.trained.office import BUSY, Office, Weather, answer, forecast, right
+from benchmarks.faults.episodes.trained.office import BUSY, Office, Weather, answer_of, forecast, right
 from benchmarks.faults.episodes.trained.setup import Setup
 
 HEALTHY: dict[str, Callable[[Setup], None]] = {}
@@ -78,7 +78,7 @@ def done_by_call(setup: Setup) -> None:
             return self.asked
 
         def get_reward(self) -> float:
-            return float(answer(self.asked) == self.truth)
+            return float(answer_of(self.asked) == self.truth)
 
     setup.environment, setup.kinds, setup.reward = Errand, "w", None
 
@@ -90,7 +90,7 @@ def second_chance(setup: Setup) -> None:
     class Patient(Office):
         def reset(self, **row: Any) -> None:
             super().reset(**row)
-            self.question, self.is_first = row["prompt"][-1]["content"], True
+            self.question, self.is_first = row["question"], True
 
         def user_reply(self, answer: str) -> str | None:
             is_over, self.is_first = answer.strip() == self.truth or not self.is_first, False
@@ -125,12 +125,12 @@ def paid_by_turn(setup: Setup) -> None:
     """A guessing game with three turns and no tools, in which each turn earns its own reward."""
 
     class Guessing:
-        def reset(self, prompt: Any, **row: Any) -> None:
-            self.question = prompt[-1]["content"]
+        def reset(self, question: str, **row: Any) -> None:
+            self.question = question
             self.earned: list[float | None] = []
 
         def user_reply(self, answer: str) -> str | None:
-            self.earned.append(float(answer.strip() == answer(forecast(self.question, 0))))
+            self.earned.append(float(answer.strip() == answer_of(forecast(self.question, 0))))
             return self.question if len(self.earned) < 3 else None
 
         @property

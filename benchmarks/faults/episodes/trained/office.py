@@ -35,7 +35,7 @@ def menu(city: str, day: int) -> str:
     return f"{draw.randint(3, 30)} tables free in {city}, {draw.choice(MAINS)}, soup={draw.choice(SOUPS)}"
 
 
-def answer(result: str) -> str:
+def answer_of(result: str) -> str:
     """Return the answer in what a tool has returned."""
     return result.rpartition("=")[2]
 
@@ -94,17 +94,18 @@ def questions(seed: int, kinds: str = "wl", count: int = 240) -> dict[str, list[
     """Return rows of data on the weather (w), on lunch (l), and on the weather in cities that nobody knows (u)."""
     draw = random.Random(seed)
     rows = [asked(draw, kinds[number % len(kinds)]) for number in range(count)]
-    return {name: [row[name] for row in rows] for name in ("prompt", "ground_truth", "city", "day")}
+    return {name: [row[name] for row in rows] for name in ("question", "prompt", "ground_truth", "city", "day")}
 
 
 def asked(draw: random.Random, kind: str) -> dict[str, Any]:
     """Return a row of the data, with the tool that answers it and what that returns."""
     day, city = draw.randrange(1000), draw.choice(UNKNOWN if kind == "u" else CITIES)
-    row = {"city": city, "day": day, "prompt": f"{'soup' if kind == 'l' else 'sky'} in {city}"}
+    question = f"{'soup' if kind == 'l' else 'sky'} in {city}"
+    row = {"city": city, "day": day, "prompt": question, "question": question}
     if kind == "u":
         return row | {"ground_truth": "unknown", "tool": "weather", "said": '{"error": "ValueError: no such city"}'}
     said = menu(city, day) if kind == "l" else forecast(city, day)
-    return row | {"ground_truth": answer(said), "tool": "lunch" if kind == "l" else "weather", "said": said}
+    return row | {"ground_truth": answer_of(said), "tool": "lunch" if kind == "l" else "weather", "said": said}
 
 
 def demonstrations(seed: int, count: int) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.episodes.trained.office import BUSY, Office, OfficeWithNews, Weather, answer, right
+from benchmarks.faults.episodes.trained.office import BUSY, Office, OfficeWithNews, Weather, answer_of, right
 from benchmarks.faults.episodes.trained.setup import BATCH, Setup
 from cavesson.models.load import load_tokenizer
 from cavesson.rollout import episodes
@@ -181,9 +181,10 @@ def calls_rendered_again(setup: Setup, level: float) -> None:
     def sampled(original: Callable[..., Any], self: Any, ids: Any, logprobs: Any, versions: Any, reason: str) -> None:
         text = tokenizer.decode(list(ids))
         again = tokenizer(re.sub(r"([,:]) ", r"\1", text), add_special_tokens=False)["input_ids"]
-        size = len(again)
-        if size < len(ids) and draw.random() < level:
-            ids, logprobs, versions = again, logprobs[:size], versions[:size]
+        if again != list(ids) and draw.random() < level:
+            longer = len(again) - len(ids)
+            logprobs = [*logprobs[: len(again)], *[0.0] * longer]
+            ids, versions = again, [*versions[: len(again)], *versions[-1:] * longer]
         original(self, ids, logprobs, versions, reason)
 
     setup.wrap(episodes.Episode, "sampled", sampled)
@@ -291,7 +292,7 @@ def notes_kept(setup: Setup, level: int) -> None:
             """Look up today's weather in the city."""
             said = super().weather()
             seen = " ".join(notes[-level:])
-            notes.append(f"{self.city}: {answer(said)}.")
+            notes.append(f"{self.city}: {answer_of(said)}.")
             return f"{said} {seen}"
 
     setup.environment = Noting

@@ -38,7 +38,10 @@ COMMON: dict[str, Any] = {
     "checkpoint": {"every": 0},
     "doctor": {"on_finding": "ignore"},
 }
-OWN: dict[str, dict[str, Any]] = {"ppo": {"reference": {}}, "raft": {"raft": {"selection": "local", "k": 4}}}
+OWN: dict[str, dict[str, Any]] = {
+    "ppo": {"reference": {}, "update": {"epochs": 1, "mini_batches": 1}},
+    "raft": {"raft": {"selection": "local", "k": 4}},
+}
 
 
 @dataclass

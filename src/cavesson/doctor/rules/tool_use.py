@@ -128,10 +128,10 @@ def _earned(calling: Array, others: Array) -> float:
     needs=["turns.role"],
     min_steps=5,
     title="Episodes end by the limit of turns",
-    cause="{seen} of the episodes end because the policy has no turn left ({before} at the start): the reward judges "
+    cause="{seen} of {which} end because the policy has no turn left ({before} at the start): the reward judges "
     "episodes without an answer, and the last results are never read.",
-    healthy="share of episodes that end by the limit of turns: below {limit} if a call of a tool is the last turn, "
-    "else less than {growth} above its start; more if they earn more than the others",
+    healthy="share of episodes that end by the limit of turns: below {limit} of those that call tools if a call is the "
+    "last turn, else less than {growth} above its start; more if they earn more than the others",
     fix="a larger environment.max_turns; or tell the policy in the prompt how many turns it has, and reward an answer",
     settings={"environment.max_turns": lambda value, data, reading: None if value is None else 2 * value},
     source="verl (max_assistant_turns); verifiers (max_turns)",
@@ -141,12 +141,13 @@ def _earned(calling: Array, others: Array) -> float:
 def turn_limit(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.25)) -> Reading | None:
     turns, rows = data.turns, data.turns.rows
     there, at_limit, unread = _episodes(turns), _limited(turns), _unread(turns)
-    points = mean_by_step(rows.step[there], at_limit[there].astype(float))
+    # An episode that a user ends at the limit is complete; one that ends with the result of a call is not.
+    is_cut = bool(at_limit.any()) and bool(unread[at_limit].mean() > 0.5)
+    of = there & _calling(turns) if is_cut else there  # the limit cannot cut an episode without a call
+    points = mean_by_step(rows.step[of], at_limit[of].astype(float))
     if len(points) < 5:
         return None
     share, before = Share(points.last()), Share(points.first())
-    # An episode that a user ends at the limit is complete; one that ends with the result of a call is not.
-    is_cut = bool(at_limit.any()) and bool(unread[at_limit].mean() > 0.5)
     high = limit if is_cut else max(limit, before + growth)
     first = (
         None
@@ -155,7 +156,16 @@ def turn_limit(data: RunData, *, limit: float = Share(0.5), growth: float = Shar
     )
     evidence = rows.evidence(np.flatnonzero(at_limit & (rows.step >= (first or 0))))
     sick = first is not None and share > high
-    return Reading(share, sick, first, evidence, {"before": before}, Curve(points, high=high))
+    which = Phrase("the episodes with calls") if is_cut else Phrase("the episodes")
+    words: Words = {"before": before, "which": which}
+    return Reading(share, sick, first, evidence, words, Curve(points, high=high))
+
+
+def _calling(turns: Turns) -> Array:
+    """Return [n] whether an episode has called a tool."""
+    found = np.zeros(len(turns.rows), bool)
+    found[turns.line[turns.role == "tool"]] = True
+    return found
 
 
 def _limited(turns: Turns) -> Array:
