@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import document
 from benchmarks.faults.case import EPISODES, Case
 from benchmarks.faults.episodes.rules import NAMES
 from benchmarks.faults.episodes.trained.evaluate import judged
@@ -93,6 +94,11 @@ def test_every_rule_of_episodes_has_a_fault_and_every_kind_is_held_out_five_time
         assert len(runs) == 5 and {one.part for one in runs} == {"held out"}
         assert {one.algorithm for one in runs} == set(RUNS)
         assert {one.level for one in runs} == ({0, 1, 2} if name in FAULTS else {-1})
+
+
+def test_the_document_has_what_was_measured() -> None:
+    written = Path(__file__).parents[2] / "docs" / "doctor-benchmark.md"
+    assert document.EPISODES.read_text(encoding="utf-8").strip() in written.read_text(encoding="utf-8")
 
 
 def test_a_forecast_can_be_cut_where_the_doctor_looks() -> None:
