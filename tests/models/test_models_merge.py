@@ -1,6 +1,7 @@
 """Merging, against W + (α/r)·B·A worked out here, and against the unmerged model as PEFT computes it."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,15 @@ def test_a_classifier_keeps_its_head_and_finds_the_end_of_a_text(tmp_path, base,
     with torch.no_grad():
         padded = merged(input_ids=torch.cat([IDS, torch.ones_like(IDS)], dim=1)).logits
     torch.testing.assert_close(padded, logits(merged), rtol=0, atol=1e-4)
+
+
+def test_loading_adapters_shows_no_warning_about_the_inside_of_libraries(tmp_path, base, tokenizer):
+    save(tmp_path / "adapter", adapted(load_causal(str(base))), tokenizer, base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        load_start(StartSettings(path=str(tmp_path / "adapter")))
+        load_trained(str(tmp_path / "adapter"))
+        merge(str(tmp_path / "adapter"), tmp_path / "merged", MergeSettings())
 
 
 def test_a_target_that_exists_stays(tmp_path, base, tokenizer):

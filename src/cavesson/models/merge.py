@@ -1,7 +1,6 @@
 """Merging an adapter into its base model, which gives an ordinary Hugging Face folder."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, prepare, resolve
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, with_saved_adapters
 from cavesson.models.settings import MergeSettings
 from cavesson.models.trained import adapter_base, load_trained
 from cavesson.record.new_folder import new_folder
@@ -109,15 +108,13 @@ def _check_same(adapter: str, merged: Merged) -> None:
 
 
 def _load(folder: Path, dtype: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
-        if not _is_classifier(folder):
-            model, tokenizer = load_trained(str(folder), dtype=dtype)
-        else:
-            tokenizer = load_tokenizer(str(folder))
-            model = _load_classifier(folder, dtype)
-            # The merged model finds the end of a text by its pad tokens.
-            causal(model).config.pad_token_id = tokenizer.pad_token_id
+    if not _is_classifier(folder):
+        model, tokenizer = load_trained(str(folder), dtype=dtype)
+    else:
+        tokenizer = load_tokenizer(str(folder))
+        model = _load_classifier(folder, dtype)
+        # The merged model finds the end of a text by its pad tokens.
+        causal(model).config.pad_token_id = tokenizer.pad_token_id
     assert isinstance(model, PeftModel)
     return prepare(model), tokenizer
 
@@ -140,7 +137,7 @@ def _load_classifier(folder: Path, dtype: str) -> PeftModel:
     model, info = loaded
     if info["missing_keys"] and head is None:
         raise UserError(f"{folder} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
-    return PeftModel.from_pretrained(model, folder)
+    return with_saved_adapters(model, folder)
 
 
 def _is_classifier(folder: Path) -> bool:

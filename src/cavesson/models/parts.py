@@ -4,8 +4,10 @@ Scoring and sampling apply the head themselves, a few tokens at a time. How an a
 is read from its config and verified against the model's own logits before use.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,20 @@ _MULTIPLIES_BY_DIVISOR = ("hyperclovax",)
 def causal(model: nn.Module) -> PreTrainedModel:
     """Return the causal language model without any PEFT wrapper."""
     return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
+
+
+@contextmanager
+def outdated_names() -> Iterator[None]:
+    """Hide what transformers says of PEFT, which uses a deprecated name of an attribute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def with_saved_adapters(model: PreTrainedModel, folder: str | Path) -> PeftModel:
+    """Return a model with the adapters of a folder."""
+    with outdated_names():
+        return PeftModel.from_pretrained(model, folder)
 
 
 def trunk(model: nn.Module) -> nn.Module:

@@ -1,7 +1,6 @@
 """The models of a run by role: policy, critic and reference, sharing weights where possible."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -20,7 +19,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.parts import adapts_shared, causal, check_head, output_head, trunk
+from cavesson.models.parts import adapts_shared, causal, check_head, outdated_names, output_head, trunk
 from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.sharding import device_of
@@ -326,8 +325,7 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         # Adapters get the dtype of the forward pass, whatever is in the files: in float32, PEFT's default, each would
         # convert its input and output, and a GPU would multiply without its matrix units. DoRA stays in float32: it
         # divides by norms of whole weights, which bfloat16 would round by more than training changes them.
-        with warnings.catch_warnings(), hidden(model):
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
+        with outdated_names(), hidden(model):
             wrapped: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=lora.dora)
     except ValueError as error:
         raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.load import explain, load_causal, load_tokenizer, model_folder, only_gguf, prepare, resolve
-from cavesson.models.parts import adapts_shared
+from cavesson.models.parts import adapts_shared, with_saved_adapters
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.scratch import Scratch
 
@@ -96,7 +96,7 @@ def _adapted(place: str, dtype: str) -> PeftModel:
     base = adapter_base(Path(place))
     model = load_start(StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype))
     with _damage_told(Path(place)):
-        return prepare(PeftModel.from_pretrained(model, place))
+        return prepare(with_saved_adapters(model, place))
 
 
 def _merged(place: str, dtype: str) -> PreTrainedModel:
