@@ -99,6 +99,23 @@ def test_lengths_that_the_prompt_of_a_step_decides_do_not_grow(tmp_path: Path) -
     assert named <= 1
 
 
+@pytest.mark.parametrize("writes_more", [False, True])
+def test_episodes_that_grow_by_turns_alone_do_not_exploit_length(writes_more: bool, tmp_path: Path) -> None:
+    """A policy learns to call a tool before it answers, which is right more often and takes two turns instead of one."""
+    chance = np.random.default_rng(0)
+    share = np.linspace(0.1, 0.9, 20)[:, None]
+    turns = 1 + (chance.random((20, 32)) < share)
+    reward = (chance.random(turns.shape) < np.where(turns == 2, 0.95, 0.2)).astype(float)
+    length = turns * 10 + chance.integers(-2, 3, turns.shape)
+    if writes_more:
+        reward = chance.normal(0, 1, turns.shape) + 10 * share
+        length = turns * (10 + (5 * reward).astype(int))
+    data = run(tmp_path / "run", reward, group=prompts(20, 4), length=length, turns=turns)
+    assert sick(length_exploited, data) is writes_more
+    if not writes_more:  # the same numbers, of single responses
+        assert sick(length_exploited, run(tmp_path / "single", reward, group=prompts(20, 4), length=length))
+
+
 @pytest.mark.parametrize("begins", [3, 12, 24])
 def test_a_reward_that_falls_at_once_is_named_wherever_it_falls(begins: int, tmp_path: Path) -> None:
     reward = np.random.default_rng(1).normal(0, 1, (32, 32))

@@ -5,7 +5,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.finding import Phrase
-from cavesson.doctor.readings import length_column
+from cavesson.doctor.readings import lengths
 from cavesson.record.schema import SOURCE_CODES
 
 SAMPLED = SOURCE_CODES["sampled"]
@@ -70,9 +70,9 @@ def advantages_as_they_are(data: RunData) -> Phrase | None:
 
 def no_longer(data: RunData) -> Phrase | None:
     """Say that no reward is gained by length, if responses do not become longer."""
-    lengths = data.rows.mean(length_column(data)[0])
-    grow = len(lengths) and lengths.last() > lengths.first()
-    return Phrase("the responses do not become longer") if len(lengths) and not grow else None
+    points = data.rows.by_step(lengths(data).each)
+    grow = len(points) and points.last() > points.first()
+    return Phrase("the responses do not become longer") if len(points) and not grow else None
 
 
 def no_turns(data: RunData) -> Phrase | None:

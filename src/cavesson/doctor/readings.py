@@ -1,7 +1,7 @@
 """Readings that several rules share: of a metric that spikes, and of a series that exceeds a limit or shrinks."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,9 +102,36 @@ def noise_of(points: Series) -> float:
     return float(np.sqrt(np.mean(np.diff(points.value) ** 2) / 2))
 
 
-def length_column(data: RunData) -> tuple[str, Phrase]:
-    """Return the column with the length of responses, and its unit: characters if no tokens were counted."""
-    return ("length", Phrase("tokens")) if data.has("rows.length") else ("characters", Phrase("characters"))
+class Lengths(NamedTuple):
+    """How long responses are."""
+
+    each: Array
+    """[n] in characters if no tokens were counted"""
+    unit: Phrase
+    mean: Phrase
+    """What a mean of them is called."""
+
+
+def lengths(data: RunData) -> Lengths:
+    """Return how long responses are; of episodes, how long they are per turn of the policy.
+
+    Episodes grow as a policy learns to call tools, and their turns do not.
+    """
+    has_tokens, has_turns = data.has("rows.length"), data.recorded("rows.turns")
+    each = data.rows["length" if has_tokens else "characters"]
+    if has_turns:
+        turns = data.rows["turns"]
+        each = each / np.where(turns > 1, turns, 1)
+    return Lengths(each, *_UNITS[has_tokens, has_turns])
+
+
+_UNITS = {
+    (True, False): (Phrase("tokens"), Phrase("mean length in tokens")),
+    (False, False): (Phrase("characters"), Phrase("mean length in characters")),
+    (True, True): (Phrase("tokens per turn"), Phrase("mean length of a turn in tokens")),
+    (False, True): (Phrase("characters per turn"), Phrase("mean length of a turn in characters")),
+}
+"""The names of lengths, by whether tokens were counted, and whether responses are episodes."""
 
 
 def collapse(data: RunData, points: Series, limit: float) -> Reading | None:

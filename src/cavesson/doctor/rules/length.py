@@ -9,7 +9,7 @@ from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import repeated, within
-from cavesson.doctor.readings import collapse, exceeds, is_higher, length_column
+from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
@@ -161,9 +161,9 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     windows=True,
 )  # fmt: skip
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
-    column, unit = length_column(data)
-    found = collapse(data, data.rows.by_step(data.rows[column], np.median), limit)
-    return found and replace(found, words={**found.words, "unit": unit})
+    length = lengths(data)
+    found = collapse(data, data.rows.by_step(length.each, np.median), limit)
+    return found and replace(found, words={**found.words, "unit": length.unit})
 
 
 @rule(
@@ -207,15 +207,17 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     absent=no_longer,
 )  # fmt: skip
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
-    rows, (column, unit) = data.rows, length_column(data)
-    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
+    rows, (each, unit, name) = data.rows, lengths(data)
+    reward, length = within(rows, rows["reward"]), within(rows, each)
     there = np.isfinite(reward) & np.isfinite(length)
-    points = rows.mean(column)
+    points = rows.by_step(each)
     before, after = points.first(), points.last()
     # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
-    before = max(before, data.whole.rows.mean(column).first())  # a part of a run may begin where lengths are short
+    before = max(
+        before, data.whole.rows.by_step(lengths(data.whole).each).first()
+    )  # a part of a run may begin where lengths are short
     first = since(points, points.value > 1.15 * before, 4)
     # Before that, the reward may have been another one.
     growing = there & (rows.step >= (rows.steps[0] if first is None else first))
@@ -225,9 +227,8 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
         return None
     sick = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
     words: Words = {"before": before, "after": after, "unit": unit}
-    name = Phrase("mean length in tokens" if column == "length" else "mean length in characters")
     curve = Curve(points, high=(1 + growth) * before, name=name)
-    return Reading(found, sick, first, rows.highest(rows[column]), words, curve)
+    return Reading(found, sick, first, rows.highest(each), words, curve)
 
 
 @rule(
@@ -247,16 +248,16 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     windows=True,
 )
 def length_bias(data: RunData) -> Reading | None:
-    rows, (column, unit) = data.rows, length_column(data)
+    rows, (each, unit, _) = data.rows, lengths(data)
     if not data.traits.get("length_normalised", repeated(rows)):
         return None  # where it is not known, only GRPO, which has groups, is known to do it
-    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
+    reward, length = within(rows, rows["reward"]), within(rows, each)
     bad = np.where(reward < 0, length, np.nan)
     low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))
     if len(low) < 20:
         return None
     points = Series(low.step, low.value - high.value)
     found = trend(points)
-    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows[column])) and points.last() > 0
+    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(each)) and points.last() > 0
     first = since(points, smoothed(points).value > points.first() + found.change / 2, 5)
     return Reading(points.last(), sick, first, rows.highest(bad), {"unit": unit}, Curve(points))
