@@ -61,6 +61,8 @@ NOT_RUN = {
     "engines": "needs vLLM",
     "faults.ask_peers": "needs rldoctor and rlprobe",
     "faults.episodes.evaluate": "takes minutes; its parts are tested in tests/faults/test_faults_episodes.py",
+    "faults.episodes.trained.evaluate": "needs the runs of the next; tests/faults/test_faults_episodes_trained.py",
+    "faults.episodes.trained.generate": "takes an hour; its parts run in tests/faults/test_faults_episodes_trained.py",
     "faults.others.evaluate": "needs the runs of faults.others.generate; its parts are tested in tests/faults",
     "faults.others.generate": "needs poems, or SmolLM2 for minutes; its parts are tested in tests/faults",
     "faults.others.run": "faults.others.generate calls it; its parts are tested in tests/faults",

@@ -209,6 +209,7 @@ def opened(
     """
     size = {"width": 1440, "height": 900} if wide else {"width": 390, "height": 844}
     window = browser.new_context(viewport=size, locale=language, accept_downloads=True, **context)
+    window.set_default_timeout(120_000)  # while other tests load the machine
     page = window.new_page()
     wrong: list[str] = []
     host = urlsplit(address).netloc

@@ -128,6 +128,7 @@ def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, boa
         expect(page.locator("main")).to_contain_text("this run has no recorded turns")
 
 
+@pytest.mark.slow
 def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, tmp_path):
     with opened(browser, f"{board.address}/step?step=1") as page:
         row = page.locator(".tools tbody tr", has_text="search").locator("td")
@@ -146,6 +147,7 @@ def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, 
         expect(page.locator(".tools tbody tr")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_marks_of_a_template_are_shown_as_a_conversation_and_markup_as_text(browser, board):
     with opened(browser, f"{board.address}/responses?run=1&at=0.0&step=0") as page:
         expect(page.locator(".turn.tool")).to_have_count(1)
@@ -190,6 +192,7 @@ def apart(tmp_path_factory):
         yield board
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("q", "sample", "said", "part"),
     [
@@ -209,6 +212,7 @@ def test_a_search_shows_the_turn_that_has_it(browser, apart, q, sample, said, pa
         expect(page.locator(f".detail .turn {part} mark")).to_have_text(q, ignore_case=True)
 
 
+@pytest.mark.slow
 def test_a_search_marks_arguments_and_a_saved_page_shows_where_it_was(browser, apart, tmp_path):
     with opened(browser, f"{apart.address}/responses?columns=sample,response&q=Ngoc") as page:
         expect(page.locator("output.muted")).to_have_text("2 rollouts")

@@ -86,6 +86,7 @@ def switch(page: Page):
     return page.get_by_role("button", name="held out", exact=True)
 
 
+@pytest.mark.slow
 def test_held_out_responses_are_shown_alone_and_in_every_view(browser, board_told, every, rows, held_out):
     """The switch stays on from one view to the next, and the numbers are those of the held-out responses only."""
     assert len(every) == len(rows) + len(held_out)
@@ -111,6 +112,7 @@ def test_held_out_responses_are_shown_alone_and_in_every_view(browser, board_tol
         expect(page.get_by_role("heading", name="Reward over the run · held out")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_patterns_and_extremes_of_held_out_responses_are_shown_alone(browser, board_told, rows, held_out):
     with opened(browser, f"{board_told.address}/patterns?held_out=1") as page:
         line = page.locator(".patterns tbody tr", has=page.get_by_text("#", exact=True)).first
@@ -166,6 +168,7 @@ def test_the_responses_to_a_prompt_stand_side_by_side(browser, board_told, rows)
         expect(flat).to_contain_text("no variance")
 
 
+@pytest.mark.slow
 def test_the_prompts_that_never_beat_the_reference(browser, board_told, rows):
     best, tries = {}, Counter()
     for row in rows:

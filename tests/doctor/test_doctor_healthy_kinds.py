@@ -101,7 +101,7 @@ def test_lengths_that_the_prompt_of_a_step_decides_do_not_grow(tmp_path: Path) -
 
 @pytest.mark.parametrize("writes_more", [False, True])
 def test_episodes_that_grow_by_turns_alone_do_not_exploit_length(writes_more: bool, tmp_path: Path) -> None:
-    """A policy learns to call a tool before it answers, which is right more often and takes two turns instead of one."""
+    """A policy learns to call a tool before it answers, which is right more often and takes two turns."""
     chance = np.random.default_rng(0)
     share = np.linspace(0.1, 0.9, 20)[:, None]
     turns = 1 + (chance.random((20, 32)) < share)

@@ -140,6 +140,7 @@ def test_its_colours_are_the_board_s():
         assert name == "healthy" or colours == [theme[name] for theme in boards], name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_it_as_it_is_meant(browser, tmp_path, scheme):
     data = data_of(sick(), tmp_path / "run")

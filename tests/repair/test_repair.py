@@ -249,6 +249,7 @@ def test_the_outcome_is_what_the_doctor_says_of_both_forks(fixed: tuple[Path, Do
     assert (found["verdict"], done.code) == (("cannot tell", 4) if lower else ("recovered", 0))
 
 
+@pytest.mark.slow
 def test_the_command_is_proposed_and_repeated_at_once(fixed: tuple[Path, Done]) -> None:
     folder, done = fixed
     out = cavesson(folder, "doctor", "run").out
