@@ -47,6 +47,7 @@ MEASURED = ("time/", "tokens_per_second", "memory/")
 """Beginnings of the names of metrics that differ from run to run."""
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_as_with_processes_though_a_reward_worker_dies(
     cluster: Any, add: Add, tmp_path: Path
 ) -> None:
