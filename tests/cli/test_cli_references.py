@@ -144,7 +144,8 @@ def fields(group: type[Settings]) -> set[str]:
 
 def test_flags_in_sentences_are_there() -> None:
     modules = {entry.module for entry in ALGORITHMS.values()}
-    for module in modules | {f"cavesson.tools.{path.stem}" for path in (SOURCE / "tools").glob("*.py")}:
+    tools = {f"cavesson.tools.{path.stem}" for path in (SOURCE / "tools").glob("*.py")}
+    for module in modules | tools | {"cavesson.align.recipe"}:
         import_module(module)  # its settings are known from then on
     flags, settings = options(typer.main.get_command(app)) | OTHERS, fields(Settings)
     for page in PAGES:

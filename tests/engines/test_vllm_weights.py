@@ -38,6 +38,7 @@ from cavesson.train import build
 from cavesson.train.run import Training
 
 pytestmark = [
+    pytest.mark.slow,  # a server of its own; the quick tests of test_vllm.py give theirs new weights as files
     pytest.mark.skipif(not PYTHON, reason="needs vLLM in a separate environment: make test-engines"),
     pytest.mark.timeout(900),
 ]
@@ -149,7 +150,6 @@ def check_sampled_from_the_policy(folder: Path, steps: int) -> None:
         np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "staleness"), [(PPORun, 0), (GRPORun, 0), (GRPORun, 1)])
 def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, staleness: int) -> None:
     given = kind.model_validate(values(server, folder, staleness, run=tmp_path / "run"))
@@ -165,7 +165,6 @@ def one_of_two(given: dict[str, Any]) -> None:
     Training(PPORun.model_validate(given), prompts=PROMPTS, rewards=lowercase).run(lambda step, metrics: None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shard", ["full", "none"])
 def test_two_processes_send_the_weights(server: VllmServer, folder: Path, tmp_path: Path, shard: str) -> None:
     given = values(server, folder, parallel={"shard": shard}, run=tmp_path / "run", steps=3)
