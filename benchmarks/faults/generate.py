@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from threading import Event, Thread
 import torch
 
 from benchmarks.faults import smol, world
+from benchmarks.faults.attempt import attempt
 from benchmarks.faults.case import Case
 from benchmarks.faults.fault import ONLINE
 from benchmarks.faults.healthy import HEALTHY
@@ -105,22 +105,11 @@ def make(case: Case, folder: Path) -> float:
     while stood_still:
         shutil.rmtree(unfinished, ignore_errors=True)
         with still() as stills:
-            _try(case, folder, unfinished)
+            attempt(unfinished, lambda: train(planted(case, folder), unfinished))
         stood_still = bool(stills)
     (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
     unfinished.rename(folder / case.folder)
     return time.perf_counter() - started
-
-
-def _try(case: Case, folder: Path, unfinished: Path) -> None:
-    try:
-        train(planted(case, folder), unfinished)
-    except SignalledError:
-        raise  # stopped from outside: the run is trained again the next time
-    except Exception:
-        # A fault may end a run early: its record up to there is what a user would have.
-        unfinished.mkdir(exist_ok=True)
-        (unfinished / "failed.txt").write_text(traceback.format_exc(), encoding="utf-8")
 
 
 @contextmanager

@@ -21,8 +21,9 @@ import torch
 
 import cavesson
 from benchmarks.faults.case import Case
+from benchmarks.faults.changes import patched
 from benchmarks.faults.generate import planted
-from benchmarks.faults.setup import RUNS, Setup, patched, train_with
+from benchmarks.faults.setup import RUNS, Setup, train_with
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.ops.intervals import Interval, share_interval

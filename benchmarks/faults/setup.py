@@ -4,7 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.faults import world
+from benchmarks.faults.changes import Changes, patched
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.rloo import RLOORun
@@ -43,7 +44,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Setup:
+class Setup(Changes):
     """Everything that makes a run; a fault changes some of it."""
 
     algorithm: str
@@ -78,23 +79,6 @@ class Setup:
             own["value"]["path"] = str(self.base / "critic")
         self.settings = {**copy.deepcopy(COMMON), **own, **copy.deepcopy(self.settings)}
 
-    def set(self, path: str, value: Any) -> None:
-        """Change a setting by its dotted path."""
-        *groups, name = path.split(".")
-        place = self.settings
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = value
-
-    def wrap(self, target: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replaces a function by ``wrapper(original, *its arguments)`` while the run goes on."""
-        original = getattr(target, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(original, *args, **kwargs)
-
-        self.patches.append(patch.object(target, name, wrapped))
-
 
 def train(setup: Setup, folder: Path) -> None:
     """Run a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
@@ -108,15 +92,6 @@ def train(setup: Setup, folder: Path) -> None:
     _leave_gold(setup, folder)
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / name, ignore_errors=True)
-
-
-@contextmanager
-def patched(setup: Setup) -> Iterator[None]:
-    """Keep the functions that a fault replaces replaced."""
-    with ExitStack() as stack:
-        for one in setup.patches:
-            stack.enter_context(one)
-        yield
 
 
 def train_with(settings: RolloutRun, setup: Setup) -> None:

@@ -38,7 +38,7 @@ from cavesson.train import build
 from cavesson.train.run import Training
 
 pytestmark = [
-    pytest.mark.slow,  # a server of its own; the quick tests of test_vllm.py give theirs new weights as files
+    pytest.mark.slow,  # starts its own server; the quick tests of test_vllm.py send weights as files
     pytest.mark.skipif(not PYTHON, reason="needs vLLM in a separate environment: make test-engines"),
     pytest.mark.timeout(900),
 ]

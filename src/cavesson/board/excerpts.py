@@ -66,11 +66,11 @@ def _in_turns(run: OpenRun, turns: pa.Table, query: Selection) -> dict[int, Exce
 
 
 def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:
-    """Return the part of a text that shows a hit, or its beginning if there is no hit.
+    """Return the part of a text around a hit, or its beginning if there is no hit.
 
     Args:
         text: The whole text.
-        span: Start and length of the hit in bytes of UTF-8; None if there is no hit.
+        span: Start and length of the hit, in bytes of UTF-8; None if there is no hit.
     """
     if span is None:
         return Excerpt(text[:LENGTH], 0, None)

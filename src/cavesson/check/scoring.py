@@ -129,7 +129,7 @@ async def _played(caller: Caller, one: _Episode, max_turns: int) -> None:
         is_last = len(one.said) >= max_turns
         replies = await answered(caller, one.world, text, calls, is_last=is_last)
         one.messages += [reply.message for reply in replies]
-        goes_on = bool(replies) and end_of(one.world, is_last=is_last) is None
+        goes_on = bool(replies) and end_of(one.world, replies, is_last=is_last) is None
         text, calls = one.answer.text, ()
 
 

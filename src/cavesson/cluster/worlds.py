@@ -1,7 +1,7 @@
 """Environments that were played by a learner, on their way to a reward worker: as copies."""
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from cavesson.errors import UserCodeError, first_line
@@ -39,13 +39,8 @@ def load_classes(settings: EnvironmentSettings) -> None:
     Raises:
         UserError: it cannot be imported.
     """
-    for name in _names(settings):
+    for name in settings.named.values():
         load_function(name, "environment")
-
-
-def _names(settings: EnvironmentSettings) -> Iterator[str]:
-    if settings.use is not None:
-        yield from settings.use.values() if isinstance(settings.use, dict) else [settings.use]
 
 
 def _packed(environment: Any) -> bytes | str:

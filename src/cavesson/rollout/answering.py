@@ -41,11 +41,18 @@ async def answered(
     return [] if reply is None else [Said(Turn("user", reply, 0, 0), {"role": "user", "content": reply})]
 
 
-def end_of(instance: Instance, *, is_last: bool) -> str | None:
-    """Return why an episode ends after the present turn, or None if nothing ends it."""
+def end_of(instance: Instance, said: Sequence[Said], *, is_last: bool) -> str | None:
+    """Return why an episode ends after the present turn, or None if the policy decides.
+
+    Args:
+        instance: the environment.
+        said: what answers the turn.
+        is_last: whether the policy has no other turn.
+    """
     if contract.is_done(instance):
         return "done"
-    return "turns" if is_last else None
+    # An answer without a call ends an episode by itself, unless a user would have replied in another turn.
+    return "turns" if is_last and (said or instance.kind.speaks) else None
 
 
 def as_message(content: str, calls: Sequence[Call]) -> dict[str, Any]:

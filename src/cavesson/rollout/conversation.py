@@ -215,8 +215,7 @@ class Conversation:
         is_last = self._is_last(episode)
         said = await answered(self._caller, instance, content, calls, is_last=is_last)
         episode.messages += [one.message for one in said]
-        # An answer without a call ends an episode by itself, unless a user would have replied in another turn.
-        ends = end_of(instance, is_last=is_last and (bool(said) or instance.kind.speaks))
+        ends = end_of(instance, said, is_last=is_last)
         if said and ends is None and self._append(episode, language.continuation, [one.turn for one in said]):
             return True
         # What is said last has no tokens: nothing of the policy follows that would read them.

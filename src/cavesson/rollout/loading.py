@@ -51,8 +51,7 @@ def load_environments(settings: EnvironmentSettings, given: Given = _NOTHING) ->
 
 def fingerprints(settings: EnvironmentSettings, given: Given) -> dict[str, str]:
     """Return a hash of each environment and tool, by names for messages; nothing is imported."""
-    used = settings.use if isinstance(settings.use, dict) else {"": settings.use} if settings.use else {}
-    sources = {f"environment {name}".strip(): of_source(use) for name, use in used.items()}
+    sources = {f"environment {name}".strip(): of_source(use) for name, use in settings.named.items()}
     sources |= {f"tool {use.rpartition(':')[2]}": of_source(use) for use in settings.tools}
     made = given.environment if isinstance(given.environment, Mapping) else {"": given.environment}
     objects = {f"environment {name}".strip(): one for name, one in made.items() if one is not None}

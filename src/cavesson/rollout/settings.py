@@ -50,6 +50,11 @@ class EnvironmentSettings(Settings):
         return tools
 
     @property
+    def named(self) -> dict[str, str]:
+        """The environments by their names in the data; the name of a single one is empty."""
+        return self.use if isinstance(self.use, dict) else {"": self.use} if self.use else {}
+
+    @property
     def is_named(self) -> bool:
         """Whether the settings name an environment or a tool."""
         return bool(self.use or self.tools)

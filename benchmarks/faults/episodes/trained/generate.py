@@ -8,17 +8,16 @@ import itertools
 import json
 import shutil
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.faults.attempt import attempt
 from benchmarks.faults.case import CALIBRATION_SEEDS, EPISODES, Case
 from benchmarks.faults.episodes.trained.healthy import HEALTHY
 from benchmarks.faults.episodes.trained.planted import FAULTS
 from benchmarks.faults.episodes.trained.setup import RUNS, Setup, train, warm_start
-from cavesson.errors import SignalledError
 
 HELD_OUT = range(CALIBRATION_SEEDS.stop, CALIBRATION_SEEDS.stop + 5)
 
@@ -42,17 +41,11 @@ def planted(case: Case, model: Path) -> Setup:
 
 
 def make(case: Case, folder: Path, model: Path) -> None:
-    """Train one run; what went wrong stands in ``failed.txt`` of its folder."""
+    """Train one run."""
     torch.set_num_threads(1)
     unfinished = folder / f"{case.folder}.part"
     shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        train(planted(case, model), unfinished)
-    except SignalledError:
-        raise  # stopped from outside: the run is trained again the next time
-    except Exception:
-        unfinished.mkdir(exist_ok=True)
-        (unfinished / "failed.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    attempt(unfinished, lambda: train(planted(case, model), unfinished))
     for name in ("checkpoints", "model"):
         shutil.rmtree(unfinished / name, ignore_errors=True)
     (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")

@@ -101,7 +101,7 @@ def second_chance(setup: Setup) -> None:
 
 @_healthy
 def interview(setup: Setup) -> None:
-    """Long conversations: a user who has one question after another until no turn is left, and rewards per turn."""
+    """Long conversations: the user asks until no turn is left, and each turn has a reward."""
 
     class Interview(Weather):
         def reset(self, **row: Any) -> None:

@@ -91,7 +91,7 @@ def _is_right(response: str, truth: str) -> bool:
 
 
 def questions(seed: int, kinds: str = "wl", count: int = 240) -> dict[str, list[Any]]:
-    """Return rows of data on the weather (w), on lunch (l), and on the weather in cities that nobody knows (u)."""
+    """Return rows of data on the weather (w), on lunch (l), and on the weather in unknown cities (u)."""
     draw = random.Random(seed)
     rows = [asked(draw, kinds[number % len(kinds)]) for number in range(count)]
     return {name: [row[name] for row in rows] for name in ("question", "prompt", "ground_truth", "city", "day")}

@@ -3,16 +3,15 @@
 import copy
 import json
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.faults.changes import Changes, patched
 from benchmarks.faults.episodes.trained.office import Office, demonstrations, questions, right
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
@@ -45,7 +44,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Setup:
+class Setup(Changes):
     """Everything that makes a run; a fault changes some of it."""
 
     algorithm: str
@@ -67,29 +66,10 @@ class Setup:
         self.settings = copy.deepcopy(COMMON | OWN.get(self.algorithm, {}))
         self.settings["model"] = {"path": str(self.model)}
 
-    def set(self, path: str, value: Any) -> None:
-        """Change a setting by its dotted path."""
-        *groups, name = path.split(".")
-        place = self.settings
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = value
-
-    def wrap(self, target: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replace a function by ``wrapper(original, *its arguments)`` while the run goes on."""
-        original = getattr(target, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(original, *args, **kwargs)
-
-        self.patches.append(patch.object(target, name, wrapped))
-
 
 def train(setup: Setup, folder: Path) -> None:
     """Run a setup to its end, and leave its record in ``folder``."""
-    with ExitStack() as stack:
-        for one in setup.patches:
-            stack.enter_context(one)
+    with patched(setup):
         settings = RUNS[setup.algorithm].model_validate(
             {"run": folder, "seed": setup.seed, "steps": setup.steps, **setup.settings}
         )

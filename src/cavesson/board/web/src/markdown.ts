@@ -1,4 +1,4 @@
-/** The libraries for Markdown and LaTeX: a script of its own, larger than the page, loaded when they are asked for. */
+/** The libraries for Markdown and LaTeX: a separate script, larger than the page, loaded on demand. */
 
 import { Marked } from "marked";
 import temml from "temml";
