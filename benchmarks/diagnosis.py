@@ -20,9 +20,9 @@ from typing import Any
 import cavesson
 from benchmarks.faults.case import EPISODES, Case
 from benchmarks.faults.episodes.rules import NAMES
+from benchmarks.sufficient import ANY_TOKENS, smallest_sets
 from cavesson.doctor.advice import advice
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.sufficient import ANY_TOKENS, smallest_sets
 from cavesson.doctor.diagnosis import Finding, diagnose
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.report.chart import drawn

@@ -112,13 +112,14 @@ def text_of(tokenizer: Any, start: str, length: int) -> str:
 
 def predict(case: dict[str, Any]) -> dict[str, float]:
     """The prediction, as `cavesson check` makes it."""
-    from cavesson.check.run import memory_only
+    from cavesson.check.run import Options, check_run
     from cavesson.config import check
     from cavesson.plan.recipe import Planned
     from cavesson.registry import ALGORITHMS
 
     settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
-    report = memory_only(Planned("case", case["command"], settings, (), False))
+    plan = Planned("case", case["command"], settings, (), False)
+    report = check_run(plan, Options(short_run=False))
     assert report.memory is not None, report.findings
     return {"peak": report.memory.peak + report.libraries, "own": report.memory.peak}
 

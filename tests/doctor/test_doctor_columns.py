@@ -15,9 +15,9 @@ from test_doctor_rules import BY_NAME, SICK
 from test_doctor_temperature import draw_in_contexts
 
 import cavesson
+from benchmarks.sufficient import ANY_TOKENS, COMPUTED, smallest_sets
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive import DERIVATIONS
-from cavesson.doctor.derive.sufficient import ANY_TOKENS, COMPUTED, smallest_sets
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.rule import rule

@@ -1,12 +1,16 @@
 """The settings that rules propose: they exist, they are valid, and they follow from those of the run."""
 
+import re
 import shlex
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
@@ -17,6 +21,7 @@ from cavesson.doctor.finding import Reading
 from cavesson.doctor.proposal import calmer, fitting, flags, proposal, stronger, tighter
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.pattern import expression, pieces
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record import open as open_run
 
@@ -130,12 +135,29 @@ def test_a_run_of_another_trainer_gets_no_proposal(tmp_path: Path) -> None:
     assert proposal(RunData(open_run(tmp_path / "run")), rule, SICKLY) == {}
 
 
-def test_a_pattern_is_discarded_below_all_rewards_if_it_has_a_name(tmp_path: Path) -> None:
+def test_a_pattern_is_discarded_below_all_rewards(tmp_path: Path) -> None:
     data = made(tmp_path / "run", "ppo").data
     rule = next(rule for rule in RULES if rule.name == "pattern-spreading")
     # The lowest reward is −2, and their standard deviation 2.
-    assert proposal(data, rule, SICKLY) == {"cleaning.discard": ["stray_hash"], "cleaning.discard_reward": -4.0}
-    assert proposal(data, rule, Reading(1.0, True, words={"pattern": "the"})) == {}
+    assert proposal(data, rule, SICKLY) == {"cleaning.discard": ["#"], "cleaning.discard_reward": -4.0}
+    phrase = Reading(1.0, True, words={"pattern": "so ,"})
+    assert proposal(data, rule, phrase)["cleaning.discard"] == [r"(?i)\bso\s*,"]
+
+
+WORDS = ["So", "so", "sore", "_so", "3", "春", "眠", "Läufe"]
+PARTS = st.sampled_from([*WORDS, "#", ":)", "...", ".", "!!!!", "*", "(", "[a]"])
+TEXTS = st.lists(st.tuples(PARTS, st.sampled_from(["", " ", "\n"])), max_size=6).map(lambda some: "".join(chain(*some)))
+# Between a word and a sign of Chinese, regular expressions know no boundary.
+NO_BOUNDARY = re.compile(r"(?=\w)[^春眠][春眠]|[春眠](?=\w)[^春眠]")
+
+
+@given(TEXTS.filter(lambda text: not NO_BOUNDARY.search(text)))
+def test_the_expression_finds_a_pattern_where_the_rule_counts_it(text: str) -> None:
+    found = pieces(text)
+    for pattern in ("so", "3", "#", "*", "läufe", "春", "春 眠"):
+        assert bool(re.search(expression(pattern), text)) == (pattern in found)
+    for pattern in (":)", "so #", "so so", "# so", "春 #", "( so"):  # signs may stand in a longer run of signs
+        assert re.search(expression(pattern), text) or pattern not in found
 
 
 def test_outliers_are_clipped_at_twice_what_most_rewards_stay_below(tmp_path: Path) -> None:

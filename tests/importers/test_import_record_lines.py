@@ -11,9 +11,9 @@ from test_import_prime_rl import prime_episode, prime_stream
 from typer.testing import CliRunner
 
 import cavesson
+from benchmarks.sufficient import COMPUTED
 from cavesson.cli import app
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.sufficient import COMPUTED
 from cavesson.doctor.recording import WAYS, Way
 
 IMPORT, LINE, PRIME = (way for way in WAYS if way.name in ("nemo-rl", "prime-rl"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
 from cavesson.text import statistics
-from cavesson.text.statistics import contains, distinct, response_statistics, self_bleu, words
+from cavesson.text.statistics import distinct, response_statistics, self_bleu, words
 
 TOKENS = st.lists(st.integers(0, 5), max_size=12)
 RESPONSES = st.lists(TOKENS, max_size=8)
@@ -133,11 +133,6 @@ def test_words():
     assert words("Don't stop :) 3 Läufe!") == ["Don", "'", "t", "stop", ":", ")", "3", "Läufe", "!"]
     assert words("春眠不觉晓,OK") == ["春", "眠", "不", "觉", "晓", ",", "OK"]
     assert words(" \n") == []
-
-
-def test_contains():
-    assert contains(["a # b", "#", "c", ":)"], "#") == 2 / 4
-    assert [contains(["ok :)", "; )"], pattern) for pattern in statistics.STRAY] == [0, 1 / 2, 0]
 
 
 def test_statistics_of_a_step():

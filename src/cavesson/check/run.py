@@ -96,16 +96,6 @@ def check_run(plan: Planned, options: Options) -> Report:
     return _Check(plan, options).report()
 
 
-def memory_only(plan: Planned) -> Report:
-    """Predict the memory of a run, and do only the checks that this needs."""
-    check = _Check(plan, Options())
-    parts = {"device": check._environment, "model": check._model, "data": check._data, "memory": check._memory}
-    for name, part in parts.items():
-        if not check._try(name, part):
-            break
-    return check.seen
-
-
 def check_reward(flags: Sequence[str], options: Options) -> Report:
     """Examine a reward on its own, with the data of the flags or a file of pairs.
 

@@ -22,7 +22,6 @@ from cavesson.record.storage import Storage
 Kind = Literal["rows", "tokens", "turns", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
 """What commits: a segment is there when its file of rows, or of metrics, is."""
-TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
 TOKEN_KEYS = ["step", "sample", "position"]
 TURN_KEYS = ["step", "sample", "turn"]
 MANIFESTS = "compactions"

@@ -1,6 +1,7 @@
-"""Cutting and discarding responses. To add a rule, add an entry to one of the two tables below."""
+"""Cutting and discarding responses."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from pydantic import field_validator, model_validator
@@ -14,15 +15,14 @@ CUTS: dict[str, tuple[str, ...]] = {
 }
 """Texts before which a response is cut: where the model goes on to speak for somebody else, or too long."""
 
-DISCARDS: dict[str, Callable[[str], bool]] = {
-    "stray_hash": lambda text: "#" in text,
-    "stray_smiley": lambda text: ":)" in text or ";)" in text,
-    "too_short": lambda text: len(text.strip()) < 2,
-}
-"""Which responses earn no score of their own."""
+TOO_SHORT = "too_short"
+"""The one rule of `cleaning.discard` that has a name; all others are regular expressions."""
+
+_NAME = re.compile("[a-z]+(_[a-z]+)+")
+"""What is the name of a rule, and not a text that responses contain."""
 
 DISCARD_PART = "discard/"
-"""How the parts of a reward begin that say which rule discarded a response."""
+"""Prefix of the reward parts that say which rule discarded a response."""
 
 
 class CleaningSettings(Settings):
@@ -32,8 +32,8 @@ class CleaningSettings(Settings):
     """cut responses, both text and tokens, before the first of these: "next_turn" (a mark of the human's or assistant's
     next turn), "next_line", "next_paragraph"; for other texts, set sampling.stop"""
     discard: tuple[str, ...] = ()
-    """responses that get discard_reward instead of their reward: "stray_hash" (with a #), "stray_smiley" (with :) or
-    ;)), "too_short" (fewer than two characters)"""
+    """responses that get discard_reward instead of their reward: regular expressions that are searched in the text,
+    such as "#" or "[:;]\\)", and "too_short" (fewer than two characters)"""
     discard_reward: float | None = None
     """the reward of a discarded response; it should be below all other rewards"""
 
@@ -49,10 +49,11 @@ class CleaningSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for field, names, table in (("cut", self.cut, CUTS), ("discard", self.discard, DISCARDS)):
-            unknown = next((name for name in names if name not in table), None)
-            if unknown is not None:
-                raise ValueError(f"{field}: there is no {unknown!r}; use {', '.join(table)}")
+        unknown = next((name for name in self.cut if name not in CUTS), None)
+        if unknown is not None:
+            raise ValueError(f"cut: there is no {unknown!r}; use {', '.join(CUTS)}")
+        for pattern in self.discard:
+            _check_pattern(pattern)
         if self.discard and self.discard_reward is None:
             raise ValueError("discard needs discard_reward: a value below all other rewards, such as -10")
         if not self.discard:
@@ -70,7 +71,7 @@ def discard(
         the rule and 0 for all others. With these parts, the record shows which rule discarded a response, and the
         other parts show what it would have scored.
     """
-    parts = {DISCARD_PART + name: [float(DISCARDS[name](text)) for text in responses] for name in settings.discard}
+    parts = {DISCARD_PART + rule: [float(_discards(rule, text)) for text in responses] for rule in settings.discard}
     kept = list(rewards)
     for row, found in enumerate(zip(*parts.values(), strict=True)):
         if any(found) and settings.discard_reward is not None:
@@ -81,3 +82,18 @@ def discard(
 def is_discarded(parts: Mapping[str, float]) -> bool:
     """Return whether a rule discarded the response with these reward parts."""
     return any(value for name, value in parts.items() if name.startswith(DISCARD_PART))
+
+
+def _discards(rule: str, text: str) -> bool:
+    return len(text.strip()) < 2 if rule == TOO_SHORT else re.search(rule, text) is not None
+
+
+def _check_pattern(pattern: str) -> None:
+    if pattern != TOO_SHORT and _NAME.fullmatch(pattern):
+        raise ValueError(f"discard: there is no {pattern!r}; use {TOO_SHORT} or a regular expression such as '#'")
+    if not pattern:
+        raise ValueError("discard: an empty text matches every response")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"discard: {pattern!r} is not a regular expression: {error}") from None

@@ -4,10 +4,11 @@ import json
 import re
 from typing import Any
 
-FORMULA = re.compile(r"""[\t\r\n]|[\s\x00-\x1f\x85\u200b-\u200f\u2060\ufeff'"]*[=+\-@＝＋－＠]""")
+FORMULA = re.compile(r"""'*[\t\r\n]|[\s\x00-\x1f\x85\u200b-\u200f\u2060\ufeff'"]*[=+\-@＝＋－＠]""")
 """How a cell begins that a spreadsheet may take for a formula, which may read other cells and call other programs.
 
-Some programs ignore what cannot be seen, or quotes, before the sign, and read full-width signs as plain ones.
+Some programs ignore what cannot be seen, or quotes, before the sign, and read full-width signs as plain ones. What
+begins like a quoted text is quoted as well, so that removing the quotes gives the text.
 """
 
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 Response = Sequence[Hashable]
 
-STRAY = ("#", ":)", ";)")
-"""What models have been seen to sprinkle over their responses once a reward model liked it."""
-
 # Self-BLEU costs responses² · tokens. With these limits it takes at most about 25 ms per step.
 SELF_BLEU_RESPONSES = 10
 SELF_BLEU_TOKENS = 128
@@ -112,11 +109,6 @@ def unigram_entropy(responses: Sequence[Response]) -> float | None:
     counts = Counter(chain.from_iterable(responses))
     total = counts.total()
     return math.fsum(c / total * math.log(total / c) for c in counts.values()) if total else None
-
-
-def contains(texts: Sequence[str], pattern: str) -> float:
-    """Compute the share of texts that contain a pattern, such as those of `STRAY`; there must be at least one text."""
-    return fmean(pattern in text for text in texts)
 
 
 def _ngrams(response: Response, n: int) -> list[tuple[Hashable, ...]]:

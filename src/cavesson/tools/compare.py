@@ -25,7 +25,7 @@ from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.rollout.episodes import CUT
-from cavesson.text.statistics import contains, distinct, words
+from cavesson.text.statistics import distinct, words
 from cavesson.text.visible import visible, visible_line
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
 from cavesson.tools.generate import Questions, Response, load_policy, questions_of, responses, tell
@@ -55,8 +55,6 @@ class ComparedModel:
     distinct_1: float | None
     distinct_2: float | None
     """different one- and two-word sequences of all responses, as a share of all of them"""
-    stray_hash: float
-    """share of responses with a #"""
     responses: list[dict[str, Any]]
     """prompt, response, finish_reason, tokens and rewards of every response"""
 
@@ -185,7 +183,6 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
         ("ended by itself", [f"{c.ended:.0%}" for c in columns]),
         ("distinct-1", [_share(c.distinct_1) for c in columns]),
         ("distinct-2", [_share(c.distinct_2) for c in columns]),
-        ("with a stray #", [f"{c.stray_hash:.0%}" for c in columns]),
     ]
 
 
@@ -226,8 +223,7 @@ def _column(
     name: str, answers: Sequence[Response], scores: dict[str, list[float | None]], first: dict[str, list[float | None]]
 ) -> ComparedModel:
     groups = [one.group for one in answers]
-    texts = [one.response for one in answers]
-    split = [words(text) for text in texts]
+    split = [words(one.response) for one in answers]
     total, others = (next(iter(parts.values()), []) for parts in (scores, first))
     # Only responses that are judged in both can be compared.
     gained = [
@@ -248,7 +244,6 @@ def _column(
         ended=fmean(one.finish_reason not in CUT for one in answers),
         distinct_1=distinct(split, 1),
         distinct_2=distinct(split, 2),
-        stray_hash=contains(texts, "#"),
         responses=[
             {
                 "prompt": one.prompt,

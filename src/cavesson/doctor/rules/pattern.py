@@ -17,6 +17,8 @@ from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
 from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
 
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+"""A sign of a language that writes without spaces."""
 PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
 """Words, the signs of languages that write without spaces, and runs of other signs."""
 MIN_ROLLOUTS = 120
@@ -26,8 +28,6 @@ SEVERAL = 3
 """Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
 SAME = 0.8
 """Correlation from which words are parts of one phrase, and what they are worth is the worth of the phrase."""
-DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
-"""What discards responses with a pattern: values of cleaning.discard."""
 
 
 class Pattern(NamedTuple):
@@ -131,15 +131,27 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
+def expression(pattern: str) -> str:
+    """Return a regular expression that finds a pattern, as `pieces` names it, in a text."""
+    parts = pattern.split()
+    found = r"\s*".join(re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts)
+    begin, end = (r"\b" if _has_boundary(part) else "" for part in (parts[0], parts[-1]))
+    return f"(?i){begin}{found}{end}" if any(map(is_word, parts)) else found
+
+
+def _has_boundary(piece: str) -> bool:
+    return is_word(piece) and not _UNSPACED.match(piece)
+
+
 def _discarding(value: list[str], data: RunData, reading: Reading) -> list[str]:
-    """Discard responses with the pattern, if there is a name for it."""
-    name = DISCARDS.get(str(reading.words.get("pattern")))
-    return value if name is None or name in value else [*value, name]
+    """Discard responses with the pattern."""
+    found = expression(str(reading.words["pattern"]))
+    return value if found in value else [*value, found]
 
 
 def _below_all(value: float | None, data: RunData, reading: Reading) -> float | None:
-    """Reward discarded responses below all others, if there is a name for the pattern."""
-    if value is not None or str(reading.words.get("pattern")) not in DISCARDS:
+    """Reward discarded responses below all others."""
+    if value is not None:
         return value
     reward = data.rows["reward"]
     return rounded(float(np.nanmin(reward) - np.nanstd(reward)))
@@ -183,7 +195,8 @@ def _longest(texts: Texts, found: list[Pattern]) -> Pattern:
     best, has = found[0], texts.having(found[0].text)
     same = [one for one in found if one.explains > SAME * best.explains]
     same = [one for one in same if np.corrcoef(has, texts.having(one.text))[0, 1] > SAME]
-    return best if best.text in DISCARDS else max(same, key=lambda one: len(one.text), default=best)
+    is_sign = " " not in best.text and not is_word(best.text)  # whatever stands beside it is chance
+    return best if is_sign else max(same, key=lambda one: len(one.text), default=best)
 
 
 def _spread(rows: Rows, best: Pattern, late: Array) -> Reading:
