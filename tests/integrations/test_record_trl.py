@@ -20,6 +20,9 @@ from trl import chat_template_utils
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import given_prompts
 from cavesson.data.settings import PromptSettings
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.rules import RULES
 from cavesson.importers import import_run
 from cavesson.record import Run
 from cavesson.record import open as open_run
@@ -235,3 +238,49 @@ def test_the_same_class_plays_the_same_episodes_here(trained):
     assert sorted(ours[0]) == sorted(said[0])
     assert said[1] == ["{'error': 'division by zero'}"]
     assert ours[1] == ['{"error": "ZeroDivisionError: division by zero"}']
+
+
+def episodes_of(run: Run) -> dict[str, str]:
+    """Return what the doctor says of the tokens of episodes, by the names of the rules."""
+    rules = ("inserted-tokens-learned", "sampled-tokens-masked")
+    found = diagnose(RunData(run), RULES).findings
+    return {one.rule.name: str(one.reading.seen) for one in found if one.rule.name in rules}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mask", "rules"),
+    [
+        ("tools", set()),
+        ("learns-results", {"inserted-tokens-learned"}),
+        ("masks-calls", {"sampled-tokens-masked"}),
+        ("loses-messages", {"inserted-tokens-learned"}),
+    ],
+)
+def test_a_wrong_mask_is_found(trained, mask, rules):
+    """Sources are those of the run with the right mask, because the engine's own ids say what was sampled."""
+    run = trained(mask, "1.16").run
+    right = trained("tools", "1.16").run.tokens(0)
+    tokens = run.tokens(0)
+    assert tokens["token_id"] == right["token_id"]
+    sampled = [source == "sampled" for source in tokens["source"].to_pylist()]
+    assert sampled == right["learned"].to_pylist()
+    if mask == "loses-messages":
+        assert {source for source, own in zip(tokens["source"].to_pylist(), sampled, strict=True) if not own} == {None}
+    else:
+        assert tokens["source"] == right["source"]
+    assert episodes_of(run).keys() == rules
+    # Turns have their texts, and their places where messages match the tokens.
+    for line in run.turns(0, 0).to_pylist():
+        assert (line["first_token"] is None) == (mask == "loses-messages")
+
+
+@pytest.mark.slow
+def test_a_function_that_returns_no_mask_is_found(trained):
+    run, sizes, _, _ = trained("function", "1.16")
+    said, result, answer = sizes
+    for sample in range(4):
+        tokens = run.tokens(0, sample)
+        assert tokens["learned"].to_pylist() == [True] * sum(sizes)
+        assert tokens["source"].to_pylist() == ["sampled"] * said + [None] * result + ["sampled"] * answer
+    assert episodes_of(run).keys() == {"inserted-tokens-learned"}

@@ -1,4 +1,6 @@
-"""A few recorded steps of a trainer of TRL on a small model: python train_trl.py grpo|rloo|ppo|rewards|tools RUN OUT.
+"""A few recorded steps of a trainer of TRL on a small model: python train_trl.py KIND RUN OUT.
+
+KIND is grpo, rloo, ppo, rewards, tools, or a wrong mask: learns-results, masks-calls, loses-messages, function.
 
 What the trainer computed is caught here once more, by other means, and written to OUT as JSON.
 """
@@ -7,6 +9,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -166,7 +169,7 @@ async def lookup(word: str) -> str:
     return f"{word} is a word"
 
 
-def tools(run: str) -> tuple[object, list]:
+def tools(run: str, mask: str = "") -> tuple[object, list]:
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen2_5_chat_template
 
@@ -178,6 +181,12 @@ def tools(run: str) -> tuple[object, list]:
             texts = [encode.decode(ids).rsplit("<|im_start|>", 2)[1] for ids in prompt_ids]
             said = [FIRST[i % 4] if "<tool_response>" not in text else "Done." for i, text in enumerate(texts)]
             return [encode.encode(f"{text}<|im_end|>") for text in said], None
+
+        def _tool_call_loop(self, *given):
+            right, completions, *others = super()._tool_call_loop(*given)
+            if mask == "loses-messages":
+                completions = [[one for one in said if one["role"] != "tool"] for said in completions]
+            return ([wrong(row, mask) for row in right], completions, *others)
 
         def _generate_and_score_completions(self, inputs):
             output = super()._generate_and_score_completions(inputs)
@@ -195,8 +204,41 @@ def tools(run: str) -> tuple[object, list]:
     return trainer, seen
 
 
+def wrong(right: list[int], mask: str) -> list[int]:
+    """Return what a user makes of the mask of an episode."""
+    if mask in ("learns-results", "loses-messages"):
+        return [1] * len(right)
+    first = right.index(0) if mask == "masks-calls" and 0 in right else 0
+    return [0] * first + right[first:]
+
+
+def function(run: str) -> tuple[object, list]:
+    """A function of the user's samples, calls a tool and samples again, and forgets to return a mask."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    encode = tokenizer()
+    said, result, answer = (encode.encode(text) for text in ("I ask.", "[RESULT] 42 [END]", "It is 42.<end>"))
+
+    def rollout(prompts, trainer):
+        likely = [[-0.5] * len(ids) for ids in (said, answer)]
+        return {
+            "prompt_ids": [encode.encode(prompt) for prompt in prompts],
+            "completion_ids": [said + result + answer for _ in prompts],
+            "logprobs": [likely[0] + [0.0] * len(result) + likely[1] for _ in prompts],
+        }
+
+    given = arguments(run) | {"per_device_train_batch_size": 4, "max_steps": 2, "num_generations": 4}
+    trainer = GRPOTrainer(
+        model=model(), args=GRPOConfig(**given, max_completion_length=64), processing_class=encode,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}), reward_funcs=[vowels], rollout_func=rollout,
+    )  # fmt: skip
+    record(trainer, run)
+    return trainer, [len(said), len(result), len(answer)]
+
+
 def main(name: str, run: str, out: str) -> None:
-    others = {"ppo": ppo, "rewards": rewards, "tools": tools}
+    others = {"ppo": ppo, "rewards": rewards, "tools": tools, "function": function}
+    others |= {mask: partial(tools, mask=mask) for mask in ("learns-results", "masks-calls", "loses-messages")}
     trainer, seen = others[name](run) if name in others else grouped(name, run)
     trainer.train()
     Path(out).write_text(json.dumps({"seen": seen, "logs": trainer.state.log_history}))

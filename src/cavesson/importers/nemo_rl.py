@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from cavesson.importers.fields import conversation, excerpt, group_of, message_text, with_rest
-from cavesson.importers.packing import Values, is_number, is_text, pack, pack_texts, pack_whole
+from cavesson.importers.packing import Values, is_number, is_text, pack, pack_texts, pack_whole, unpack
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.importers.sampled import was_sampled
 from cavesson.importers.turns import sources_of, spans_of, turns_of
 
 TOKEN_KEYS = {
@@ -87,7 +90,8 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
     tokens = {name: values for name, values in packed.items() if values is not None}
     if pack_whole(ids[:start], low=0) is None:
         raise Broken("'token_ids' contains something that is not a token id")
-    return tokens, used, ids[:start], sampled[start:]
+    known = (unpack(tokens.get(name)) for name in ("sampler_logprob", "logprob"))
+    return tokens, used, ids[:start], was_sampled(np.array(sampled[start:], np.bool_), *known).tolist()
 
 
 def _texts(content: Any, spans: list[bool]) -> tuple[str, str]:

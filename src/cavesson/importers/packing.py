@@ -5,7 +5,10 @@ from operator import countOf
 from struct import Struct, error
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import pyarrow as pa
+
+from cavesson.record.precision import Array
 
 EXACT = 2**53
 """From here on float64 has no room for every whole number."""
@@ -55,6 +58,11 @@ def _pack_with_nulls(values: list[Any]) -> PackedNumbers | None:
     missing = tuple(i for i, value in enumerate(values) if value is None)
     filled = [math.nan if value is None else value for value in values]
     return PackedNumbers(Struct(f"{len(filled)}d").pack(*filled), len(filled), missing)
+
+
+def unpack(values: Values | None) -> Array | None:
+    """Return packed numbers as an array, float64 with NaN for nulls; None for anything else."""
+    return np.frombuffer(values.content, np.float64) if isinstance(values, PackedNumbers) else None
 
 
 def pack_whole(values: Any, low: int = -(2**31), high: int = 2**31 - 1) -> PackedNumbers | None:

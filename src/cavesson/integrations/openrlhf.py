@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from cavesson.importers.fields import group_of, nested
+from cavesson.importers.sampled import was_sampled
 from cavesson.importers.traits import OF_ESTIMATORS
-from cavesson.integrations.settings import plain
+from cavesson.integrations.settings import ends_of, plain
 from cavesson.integrations.tensors import as_array
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
 from cavesson.record.padding import padded
@@ -58,7 +59,7 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
     path = Path(folder)
     if path not in _RECORDERS:
         lock = Lock(path)
-        write_run(path, {"trainer": "openrlhf"} | _settings(args))
+        write_run(path, {"trainer": "openrlhf"} | _settings(args) | ends_of(tokenizer))
         _RECORDERS[path] = Recorder(path, attempt=begin_attempt(path, step), lock=lock)
     rows, tokens = rollouts_of(experiences, tokenizer)
     _RECORDERS[path].rollouts(step, rows, tokens)
@@ -78,7 +79,8 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
 
     In an experience, ``sequences`` and ``attention_mask`` are [B, L]; fields of actions are [B, L − 1], with each entry
     at the index before the token that it belongs to. Tokens between two actions, such as a tool's, are not learned; the
-    experience does not say where they come from.
+    experience does not say where they come from. Which tokens were sampled, the sampler's log-probabilities say, if
+    there are any, whatever the mask of the actions says.
     """
     rows: dict[str, list[Any]] = defaultdict(list)
     tokens: dict[str, list[Any]] = defaultdict(list)
@@ -88,17 +90,21 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
         shift = sequences.shape[1] - actions.shape[1]
         given = {name: getattr(experience, field, None) for field, name in COLUMNS.items()}
         fields = {name: as_array(value) for name, value in given.items() if value is not None}
+        sampler = fields.get("sampler_logprob", np.zeros(actions.shape))
         for i, chosen in enumerate(actions):
-            start = int(np.argmax(chosen)) + shift if chosen.any() else sequences.shape[1]
+            begun = chosen | (sampler[i] < 0)
+            start = int(np.argmax(begun)) + shift if begun.any() else sequences.shape[1]
             rows["prompt_ids"].append(sequences[i, :start][attention[i, :start]].tolist())
             places = np.flatnonzero(attention[i, start:]) + start
             rows["response"].append(tokenizer.decode(sequences[i, places], skip_special_tokens=True))
             learned = chosen[places - shift]
+            own = {name: values[i, places - shift] for name, values in fields.items()}
+            sampled = was_sampled(learned, own.get("sampler_logprob"), own.get("logprob"))
             tokens["token_id"].append(sequences[i, places])
             tokens["learned"].append(learned)
-            tokens["source"].append(["sampled" if one else None for one in learned])
-            for name, values in fields.items():
-                tokens[name].append(np.where(learned, values[i, places - shift], np.nan))
+            tokens["source"].append(["sampled" if one else None for one in sampled])
+            for name, values in own.items():
+                tokens[name].append(np.where(sampled if name == "sampler_logprob" else learned, values, np.nan))
         _add_outcomes(rows, experience, len(sequences), tokenizer)
     rows["sample"] = list(range(len(rows["response"])))
     rows["group"] = list(map(group_of, rows["prompt"]))

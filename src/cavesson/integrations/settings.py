@@ -1,4 +1,4 @@
-"""Settings of other trainers, for run.json."""
+"""Settings of other trainers and of their tokenizers, for run.json."""
 
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -16,3 +16,9 @@ def plain(config: Any) -> Any:
     if isinstance(config, list | tuple) or type(config).__name__ == "ListConfig":
         return [plain(value) for value in config]
     return str(config)
+
+
+def ends_of(tokenizer: Any) -> dict[str, list[int]]:
+    """Return the end token of a tokenizer as an entry of run.json; none if it has no end token."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    return {} if end is None else {"eos_token_ids": [int(end)]}

@@ -1,8 +1,8 @@
 """Record the tokens of GRPO and RLOO by reading the return values of the trainer's own methods.
 
-Four methods of the trainer are wrapped. One of them generates; when it returns, everything is known except the
-entropies and, if policy and sampler are the same, the policy's log-probabilities, which the trainer computes with the
-loss.
+Methods of the trainer are wrapped. One of them generates; when it returns, everything is known except the entropies
+and, if policy and sampler are the same, the policy's log-probabilities, which the trainer computes with the loss.
+Another one samples turns: what it returns says which tokens were sampled, whatever the mask of the loss says.
 """
 
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from cavesson.importers.fields import is_messages
+from cavesson.importers.sampled import was_sampled
 from cavesson.importers.turns import Turn, sources_of, spans_of, turns_of
+from cavesson.integrations.drawn import Drawn
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.timed_tools import Times, timed_tools
 from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
@@ -35,6 +37,8 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
     trainer._compute_loss = watcher.loss
     if hasattr(trainer, "_tool_call_loop"):
         trainer._tool_call_loop = watcher.call_tools
+    if hasattr(trainer, "_generate_single_turn"):
+        trainer._generate_single_turn = watcher.sample
     callback.step_ended = watcher.write
     if ends := _ends(trainer):  # at the first one, TRL ends its mask
         callback.settings["eos_token_ids"] = sorted(ends)
@@ -52,7 +56,10 @@ class _Batch:
         self.tokens: dict[str, Array] = {}
         self.completions: list[Any] = []
         """Each a text, or the chat messages of an episode."""
-        self.turns: list[list[Turn]] = []
+        self.drawn = Drawn()
+        self.masks_tools = False
+        """Whether the trainer has a mask of what tools wrote."""
+        self.times: Times = {}
         self.scored: list[Any] = []
         """Log-probabilities that were computed while generating: the policy's first, then the reference's."""
         self.of_loss: dict[str, Array] = {}
@@ -87,14 +94,13 @@ class _Watcher:
         self._score = trainer._get_per_token_logps_and_entropies
         self._loss = trainer._compute_loss
         self._call_tools: Any = getattr(trainer, "_tool_call_loop", None)
-        self._times: Times = {}
+        self._sample: Any = getattr(trainer, "_generate_single_turn", None)
 
     def generate(self, inputs: Any) -> Any:
         training, now = self._trainer.model.training, self._trainer.state.global_step
         before = max(now - 1, self._callback.start)  # the step after which an evaluation is
         batch = _Batch(now, "train", self._count) if training else _Batch(before, "eval", self._count)
         self._generating = batch
-        self._times = {}
         try:
             output = self._generate(inputs)
         finally:
@@ -103,9 +109,7 @@ class _Watcher:
         columns = {name: [row[name] for row in inputs] for name in inputs[0] if all(name in row for row in inputs)}
         batch.rows |= _rows(self._trainer, output, now) | truths_of(columns)
         batch.tokens = _tokens(output, batch.scored)
-        if "tool_mask" in output:
-            batch.tokens["source"] = _sources(batch)
-        batch.turns = _turns(batch, self._times)
+        batch.masks_tools = "tool_mask" in output
         batch.seen = np.zeros(count, np.bool_)
         output[LINE] = output["completion_ids"].new_tensor(range(self._count, self._count + count))
         self._count += count
@@ -124,11 +128,21 @@ class _Watcher:
             self._generating.rows |= reward_rows(trainer.reward_func_names, mine, weights)
         return scores
 
+    def sample(self, *given: Any, **more: Any) -> Any:
+        result = self._sample(*given, **more)
+        if self._generating is not None:
+            before = given[0] if given else more["prompt_ids"]
+            ids = result[0] if isinstance(result, tuple) else result  # RLOO returns ids alone
+            for turn in zip(before, ids, strict=True):
+                self._generating.drawn.add(*turn)
+        return result
+
     def call_tools(self, *given: Any, **more: Any) -> Any:
+        times = self._generating.times if self._generating is not None else {}
         for name in ("_sync_tool_dicts", "_async_tool_dicts"):
             tools = getattr(self._trainer, name, None)  # TRL 1.10 has one for all rollouts
             if tools is not None:
-                setattr(self._trainer, name, [timed_tools(some, row, self._times) for row, some in enumerate(tools)])
+                setattr(self._trainer, name, [timed_tools(some, row, times) for row, some in enumerate(tools)])
         return self._call_tools(*given, **more)
 
     def score(self, *given: Any, **more: Any) -> Any:
@@ -152,30 +166,40 @@ class _Watcher:
     def write(self) -> None:
         """Pass all rollouts to the callback and drop them: if a batch is reused later, the policy has changed."""
         for batch in self._batches if self._callback.records else ():  # not of an evaluation before training
-            self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split, batch.turns)
+            columns = batch.columns()
+            sampled = _sampled(batch, columns)
+            if batch.masks_tools or not all(map(all, sampled)):
+                columns["source"] = _sources(batch, sampled)
+            self._callback.rollouts(batch.step, batch.rows, columns, batch.split, _turns(batch, sampled))
         self._batches = []
 
 
-def _sampled(batch: _Batch) -> list[list[bool]]:
+def _sampled(batch: _Batch, columns: dict[str, Array]) -> list[list[bool]]:
     """Return of each rollout's tokens whether the policy sampled them."""
-    rows = zip(batch.tokens["learned"], batch.tokens["attended"], strict=True)
-    return [learned[attended].tolist() for learned, attended in rows]
+    found = []
+    for row, (prompt, attended) in enumerate(zip(batch.rows["prompt_ids"], columns["attended"], strict=True)):
+        own = {name: values[row][attended] for name, values in columns.items()}
+        sampled = batch.drawn.sampled(prompt, own["token_id"].tolist())
+        if sampled is None:  # a function of the user's called the engine
+            sampled = was_sampled(own["learned"], own.get("sampler_logprob"), own.get("logprob"))
+        found.append(sampled.tolist())
+    return found
 
 
-def _sources(batch: _Batch) -> Array:
+def _sources(batch: _Batch, sampled: list[list[bool]]) -> Array:
     """Return [B, T] the codes of the tokens' sources."""
     codes: Array = np.zeros(batch.tokens["attended"].shape, np.int8)
-    for row, (completion, sampled) in enumerate(zip(batch.completions, _sampled(batch), strict=True)):
-        codes[row, batch.tokens["attended"][row]] = [SOURCE_CODES[source] for source in sources_of(completion, sampled)]
+    for row, (completion, own) in enumerate(zip(batch.completions, sampled, strict=True)):
+        codes[row, batch.tokens["attended"][row]] = [SOURCE_CODES[source] for source in sources_of(completion, own)]
     return codes
 
 
-def _turns(batch: _Batch, times: Times) -> list[list[Turn]]:
+def _turns(batch: _Batch, sampled: list[list[bool]]) -> list[list[Turn]]:
     found = []
-    for row, (completion, sampled) in enumerate(zip(batch.completions, _sampled(batch), strict=True)):
-        turns = turns_of(completion, spans_of(completion, sampled) if is_messages(completion) else None)
+    for row, (completion, own) in enumerate(zip(batch.completions, sampled, strict=True)):
+        turns = turns_of(completion, spans_of(completion, own) if is_messages(completion) else None)
         for turn in turns:
-            seconds = times.get((row, turn.get("name")), [])
+            seconds = batch.times.get((row, turn.get("name")), [])
             turn |= {"seconds": seconds.pop(0).seconds} if turn["role"] == "tool" and seconds else {}
         found.append(turns)
     return found

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from cavesson.importers.fields import group_of, nested
+from cavesson.importers.sampled import was_sampled
 from cavesson.importers.traits import OF_ESTIMATORS
-from cavesson.integrations.settings import plain
+from cavesson.integrations.settings import ends_of, plain
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.record import Lock, Recorder, write_run
 from cavesson.record.precision import Array
+from cavesson.record.schema import SOURCE_CODES
 
 COLUMNS = {
     "responses": "token_id",
@@ -58,7 +60,8 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
     lock = Lock(folder)
     config = plain(getattr(trainer, "config", None))
     algorithm = OF_ESTIMATORS.get(nested(config, "algorithm", "adv_estimator"))
-    write_run(folder, {"trainer": "verl", "config": config} | ({"algorithm": algorithm} if algorithm else {}))
+    settings = {"trainer": "verl", "config": config} | ends_of(getattr(trainer, "tokenizer", None))
+    write_run(folder, settings | ({"algorithm": algorithm} if algorithm else {}))
     recorder = Recorder(folder, lock=lock)  # an attempt begins with its first step, which `fit` reads from a checkpoint
     module = sys.modules[_defining_class(trainer).__module__]
     compute = vars(module)["compute_data_metrics"]
@@ -90,7 +93,7 @@ def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, A
     attention = as_array(tensors["attention_mask"]).astype(bool)
     width = ids.shape[1]
     attended = attention[:, -width:]
-    # Between two answers, verl's mask leaves out what a tool or a user wrote.
+    # Between two answers, verl's mask leaves out what a tool or a user wrote; it may be wrong, as users can make it.
     learned = as_array(tensors["response_mask"]).astype(bool) & attended if "response_mask" in tensors else attended
     prompt_ids = without_padding(prompts, attention[:, :-width])
     rows: dict[str, Any] = {"sample": np.arange(len(ids)), "split": ["train"] * len(ids), "prompt_ids": prompt_ids}
@@ -103,7 +106,18 @@ def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, A
         rows["ground_truth"] = truths
     tokens = {name: as_array(tensors[key]) for key, name in COLUMNS.items() if key in tensors}
     columns = {name: np.broadcast_to(values, ids.shape) for name, values in tokens.items()}
-    return rows, columns | {"attended": attended, "learned": learned}
+    columns |= {"attended": attended, "learned": learned}
+    return rows, columns | {"source": _sources(columns)}
+
+
+def _sources(columns: Mapping[str, Array]) -> Array:
+    """Return [B, T] the codes of the tokens' sources: sampled, or unknown."""
+    codes: Array = np.full(columns["attended"].shape, SOURCE_CODES[None], np.int8)
+    for row, attended in enumerate(columns["attended"]):
+        own = {name: values[row][attended] for name, values in columns.items()}
+        sampled = was_sampled(own["learned"], own.get("sampler_logprob"), own.get("logprob"))
+        codes[row, np.flatnonzero(attended)[sampled]] = SOURCE_CODES["sampled"]
+    return codes
 
 
 def _truths(others: Mapping[str, Any]) -> list[str | None] | None:

@@ -20,7 +20,12 @@ TIMES = 5.0
 """How many times as often the tokens of earlier turns must differ."""
 USUAL = 1e-4
 """Share of tokens on which numerical noise alone may differ by so much."""
-WRITERS = {"template": Phrase("the chat template"), "tool": Phrase("tools"), "user": Phrase("users")}
+WRITERS = {
+    "template": Phrase("the chat template"),
+    "tool": Phrase("tools"),
+    "user": Phrase("users"),
+    None: Phrase("an unknown writer"),
+}
 """Sources of tokens that are not the policy → what they are called."""
 SAMPLED = SOURCE_CODES["sampled"]
 
@@ -28,6 +33,12 @@ SAMPLED = SOURCE_CODES["sampled"]
 def _learned(sample: Sample) -> Array:
     """Return [N] whether a token is recorded as learned."""
     return np.asarray(sample["learned"] == 1)
+
+
+def _inserted(sample: Sample) -> Array:
+    """Return [N] whether a token is not the policy's: in a response with sampled tokens, others are not sampled."""
+    has_sampled = np.bincount(sample.line[sample.source == SAMPLED], minlength=len(sample.rows)) > 0
+    return (sample.source > SAMPLED) | ((sample.source < SAMPLED) & has_sampled[sample.line])
 
 
 def _share_by_step(sample: Sample, bad: Array, of: Array) -> Series:
@@ -56,7 +67,7 @@ def inserted_tokens_learned(data: RunData) -> Reading | None:
     source, learned = sample.source, _learned(sample)
     if not learned.any():
         return None
-    wrong = learned & (source > SAMPLED)
+    wrong = learned & _inserted(sample)
     counts = {writer: int((source[wrong] == SOURCE_CODES[writer]).sum()) for writer in WRITERS}
     words: Words = {"writer": WRITERS[max(counts, key=counts.__getitem__)]}
     curve = Curve(_share_by_step(sample, wrong, learned), 0.0, 0.0)

@@ -1,0 +1,32 @@
+"""Which tokens of a response the policy sampled, by the sampler's log-probabilities.
+
+The mask of the loss says what is learned. It may be wrong, so that it is not taken for what was sampled if something
+else says so: samplers report a log-probability for each token that they sample, and trainers put 0 where the tokens of
+a tool or a user follow.
+"""
+
+import numpy as np
+
+from cavesson.record.precision import Array
+
+FAR = -5.0
+"""Nats. A token that the policy finds less probable was not sampled from a distribution in which it has probability 1:
+top_p or top_k would have to leave a single token, of a probability below 1 %."""
+
+
+def was_sampled(learned: Array, sampler_logprob: Array | None, logprob: Array | None) -> Array:
+    """Return [T] whether each token was sampled; where nothing else says so, the mask of the loss does.
+
+    A learned token was not sampled if it is in a run of zeros of which the policy finds some token improbable.
+
+    Args:
+        learned: [T] the mask of the loss.
+        sampler_logprob: [T] log-probabilities of the sampler, in nats; NaN or 0 where it did not sample.
+        logprob: [T] log-probabilities of the trainer's policy, in nats; NaN if unknown.
+    """
+    if sampler_logprob is None or not (sampler_logprob < 0).any():
+        return learned
+    zero = sampler_logprob == 0
+    run = np.cumsum(np.append(True, zero[1:] != zero[:-1]))
+    inserted = np.isin(run, run[zero & (logprob < FAR)]) if logprob is not None else np.zeros(len(learned), bool)
+    return np.asarray((sampler_logprob < 0) | (learned & ~inserted))
