@@ -85,7 +85,7 @@ WAYS = (
         'record(trainer, "runs/mine")  # in main_ppo.py, before trainer.fit()',
         _columns(
             "group prompt_ids reward",
-            "token_id learned logprob ref_logprob sampler_logprob value token_reward advantage return",
+            "token_id learned source logprob ref_logprob sampler_logprob value token_reward advantage return",
         ),
         {
             "tokens.ref_logprob": "algorithm.use_kl_in_reward=True or actor_rollout_ref.actor.use_kl_loss=True",
@@ -101,7 +101,7 @@ WAYS = (
         "# in ppo_trainer.py, after make_experience_batch",
         _columns(
             "group prompt_ids reward finish_reason",
-            "token_id learned logprob ref_logprob sampler_logprob value advantage return",
+            "token_id learned source logprob ref_logprob sampler_logprob value advantage return",
         ),
         {
             "tokens.ref_logprob": "--algo.kl.init_coef above 0",
