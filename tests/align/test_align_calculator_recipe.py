@@ -9,8 +9,8 @@ from cavesson.align.recipe import read_recipe
 from cavesson.data.examples import tokenize_demonstrations
 from cavesson.data.load import load
 from cavesson.data.types import Demonstration
+from cavesson.functions import load_function
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.base import load_function
 from cavesson.train.prompts import conversation_of, prompts_of
 
 PLACE = Path(__file__).parents[2] / "recipes" / "calculator"

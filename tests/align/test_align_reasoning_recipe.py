@@ -13,8 +13,8 @@ import pytest
 
 from cavesson.align.recipe import read_recipe
 from cavesson.errors import UserError
+from cavesson.functions import load_function
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.base import load_function
 from cavesson.train.prompts import conversation_of, prompts_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"

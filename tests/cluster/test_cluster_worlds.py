@@ -10,8 +10,9 @@ import pytest
 
 from cavesson.cluster.worlds import packed, unpacked
 from cavesson.errors import UserCodeError
+from cavesson.functions import load_function
 from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import call_rewards, load_function
+from cavesson.rewards.base import call_rewards
 from cavesson.rollout.environments import NoEnvironment
 
 GAME = """

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards.base import load_function
+from cavesson.functions import load_function
 
 SOURCE = """
 from dataclasses import dataclass

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavesson.data.tool_schemas import RESERVED
 from cavesson.errors import UserError
-from cavesson.rollout.tools import RESERVED, problem_of, tools_of
+from cavesson.rollout.tools import problem_of, tools_of
 
 
 class Unit(enum.Enum):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cavesson.errors import UserCodeError, first_line
-from cavesson.rewards.base import load_function
+from cavesson.functions import load_function
 from cavesson.rollout.settings import EnvironmentSettings
 
 

@@ -1,11 +1,13 @@
 """Settings of data: its sources, the order of the rows, and how they become tokens."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cavesson.config import Settings
-from cavesson.config_paths import LocalPath
+from cavesson.config_paths import LocalPath, RecipeText, full_function, in_folder
+from cavesson.errors import UserError
 from cavesson.text.reach import parsed
 
 SpecialTokenMode = Literal["text", "control"]
@@ -27,14 +29,37 @@ TemplateOptions = Annotated[dict[str, Any], AfterValidator(_check_options)]
 
 
 def _as_tools(value: object) -> object:
-    tools = [parsed(tool) for tool in found] if isinstance(found := parsed(value), list | tuple) else [found]
-    if not all(isinstance(tool, dict) and tool for tool in tools):
-        raise ValueError('write a list such as [{type = "function", function = {…}}], or such a list as JSON text')
+    tools = [tool for one in _items(value) for tool in _schemas(one)]
+    names = Counter(tool["function"]["name"] for tool in tools if "name" in tool.get("function", {}))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"two tools are called {twice[0]!r}")
     return tuple(tools)
 
 
+def _items(value: object) -> list[object]:
+    found = parsed(value)
+    found = in_folder(found, value.folder) if isinstance(value, RecipeText) and found is not value else found
+    return [parsed(tool) for tool in found] if isinstance(found, list | tuple) else [found]
+
+
+def _schemas(tool: object) -> list[dict[str, Any]]:
+    if isinstance(tool, dict) and tool:
+        return [tool]
+    if not isinstance(tool, str) or ":" not in tool or tool.lstrip().startswith(("[", "{")):
+        raise ValueError(
+            'write a list of functions such as ["tools.py:search"], of schemas such as '
+            '[{type = "function", function = {…}}], or such a list as JSON text'
+        )
+    from cavesson.data.tool_schemas import schemas_named
+
+    try:
+        return schemas_named(full_function(tool))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
 OfferedTools = Annotated[tuple[dict[str, Any], ...], BeforeValidator(_as_tools)]
-"""Schemas of tools, as chat templates take them."""
+"""Schemas of tools, as chat templates take them; names of functions are replaced by their schemas."""
 
 
 class SourceSettings(Settings):
@@ -124,7 +149,8 @@ class ChatSettings(DataSettings):
     system: str | None = None
     """system message of conversations that do not begin with one"""
     tools: OfferedTools = ()
-    """tools that are offered in conversations without tools of their own: a list of schemas, or JSON text"""
+    """tools that are offered in conversations without tools of their own: names of functions, such as
+    ["tools.py:search"], or of environments, whose tools these are; or their schemas, also as JSON text"""
     chat: bool = False
     """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
     special_tokens: SpecialTokenMode = "text"

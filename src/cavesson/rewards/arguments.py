@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cavesson.errors import UserCodeError
+from cavesson.functions import line_of
 
 _PROMPTS, _RESPONSES = {"prompt", "prompts"}, {"response", "responses", "completion"}
 _OURS = "(prompts, responses, **columns)"
@@ -55,12 +56,6 @@ def arguments(function: Callable[..., Any], name: str, judged: Judged) -> Argume
     raise UserCodeError(
         f"the reward {name}{signature}{line_of(function)} {problem}\na reward is called with {way}{has}"
     )
-
-
-def line_of(function: Callable[..., Any]) -> str:
-    """Return where a function is defined, in parentheses, or "" if it is not known."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 def _of_trl(judged: Judged) -> dict[str, Any]:

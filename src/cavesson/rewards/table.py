@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from cavesson.errors import UserCodeError, UserError
+from cavesson.functions import load_function
 from cavesson.rewards.answers import Part
 from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import Remote, RewardFunction, call_rewards, load_function
+from cavesson.rewards.base import Remote, RewardFunction, call_rewards
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.code import CodeReward, tests_of
 from cavesson.rewards.concurrent import LIMIT, EachResponse, judges_one

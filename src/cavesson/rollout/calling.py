@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from cavesson.errors import UserCodeError, in_a_line, place_of, user_code
-from cavesson.rewards.arguments import line_of
+from cavesson.functions import line_of
 from cavesson.rewards.concurrent import event_loop, is_async
 from cavesson.rewards.surroundings import still_running
 from cavesson.rollout.tools import Tool, problem_of

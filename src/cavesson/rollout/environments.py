@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cavesson.data.tool_schemas import tool_methods
 from cavesson.errors import UserError, user_code
-from cavesson.rewards.arguments import line_of
+from cavesson.functions import line_of
 from cavesson.rollout.tools import Tool, tools_of
 
 Factory = Callable[[], Any]
 """Makes an instance of an environment: its class, usually."""
 COLUMN = "environment"
 """The column of the data that names a row's environment, if there are several."""
-_METHODS = ("reset", "get_reward", "user_reply")
 ANSWER = "answer"
 """The argument of `user_reply`, if it has one: what the policy has just said."""
 
@@ -64,7 +64,7 @@ class Kind:
         probe = _made(name, factory)
         # Of the class: asking the instance would call its properties.
         methods = tuple(method for method, _ in inspect.getmembers(type(probe), inspect.isfunction))
-        public = [getattr(probe, one) for one in methods if one not in _METHODS and not one.startswith("_")]
+        public = [getattr(probe, one) for one in tool_methods(type(probe))]
         kind = cls(name, factory, probe, methods, tools_of([*functions, *public]))
         if "reset" not in methods:
             raise UserError(f"the environment {kind.label} has no method `reset`, which begins an episode")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
-from cavesson.rewards.base import load_function
+from cavesson.functions import load_function
 from cavesson.rewards.fingerprint import of_object, of_source
 from cavesson.rollout.environments import Environments, Factory, NoEnvironment
 from cavesson.rollout.settings import EnvironmentSettings

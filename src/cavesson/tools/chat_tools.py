@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cavesson.data.chat import Chat, Tools
 from cavesson.errors import UserError
-from cavesson.rewards.arguments import line_of
+from cavesson.functions import line_of
 from cavesson.rewards.concurrent import event_loop
 from cavesson.rollout import contract
 from cavesson.rollout.answering import Said, answered, as_message
