@@ -30,7 +30,7 @@ def schemas_named(name: str) -> list[dict[str, Any]]:
 
 
 def tool_methods(kind: type) -> list[str]:
-    """Return the names of the tools of an environment: its public methods in the order of their names, which is TRL's."""
+    """Return the names of an environment's tools: its public methods in the order of their names, which is TRL's."""
     names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
     return [name for name in names if name not in METHODS and not name.startswith("_")]
 
