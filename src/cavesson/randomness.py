@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     INITIAL_WEIGHTS = 6
     NEFTUNE = 7
     EXAMINATION = 8
+    MERGED_WEIGHTS = 9
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:

@@ -69,6 +69,7 @@ ENGINES = {
         "vllm_engine",
         {
             "sampling.batch_size": 'with engine "vllm", which forms its own batches',
+            "sampling.merge_adapters": 'with engine "vllm", which gets them as they are',
             "model.quantization": 'with sampling.engine "vllm", which would sample from other weights',
             "model.lora.dora": 'with sampling.engine "vllm", which has no such adapters',
         },

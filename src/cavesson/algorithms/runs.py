@@ -307,6 +307,17 @@ class RolloutRun(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_merged(self) -> Self:
+        if self.model.lora is None:
+            self.refuse("sampling.merge_adapters", "without model.lora")
+        if self.sampling.merge_adapters == "always":
+            if self.model.quantization is not None:
+                raise ValueError('sampling.merge_adapters "always" cannot be combined with model.quantization')
+            if self.parallel.shard != "none":
+                raise ValueError('sampling.merge_adapters "always" cannot be combined with parallel.shard')
+        return self
+
+    @model_validator(mode="after")
     def _check_servers(self) -> Self:
         if not self.sampling.starts_server:
             self.refuse(

@@ -45,12 +45,9 @@ def check_room(
             f"prompts of up to {prompt:,} and responses of up to {longest:,} tokens do not fit into the model's "
             f"{limit:,} positions; reduce sampling.max_new_tokens to {max(1, limit - prompt):,}, or use shorter prompts"
         )
-    device, waiting, columns = causal(model).device, replaces and rows < responses, prompt + longest
-    columns += spare_columns(columns) if waiting else 0
-    # Both passes are made in any case: with sharded weights, all processes must make the same ones.
-    kept = cache_bytes(model, 2 * rows if has_turns else rows, columns)
-    kept += cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
     needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
+    device = causal(model).device
+    kept = kept_bytes(model, responses, rows, prompt, longest, replaces, has_turns)
     needs[device] = needs.get(device, responses * longest * BYTES_ON_GPU) + kept
     for place, size in needs.items():
         free = free_memory(place)
@@ -60,6 +57,17 @@ def check_room(
                 f"of memory on {place}, and {free / 2**30:,.1f} GiB are free; reduce sampling.max_new_tokens or the "
                 "batch size"
             )
+
+
+def kept_bytes(
+    model: nn.Module, responses: int, rows: int, prompt: int, longest: int, replaces: bool, has_turns: bool
+) -> int:
+    """Return the bytes of all keys and values that sampling keeps; the arguments are those of `check_room`."""
+    waiting, columns = replaces and rows < responses, prompt + longest
+    columns += spare_columns(columns) if waiting else 0
+    # Both passes are made in any case: with sharded weights, all processes must make the same ones.
+    kept = cache_bytes(model, 2 * rows if has_turns else rows, columns)
+    return kept + cache_bytes(model, replaced_together(rows) if waiting else 0, prompt)
 
 
 def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:

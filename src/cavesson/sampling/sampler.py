@@ -15,10 +15,11 @@ from cavesson.randomness import token_uniforms
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.kept import ReadRow, unpadded
+from cavesson.sampling.merged import Merging
 from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
-from cavesson.sampling.room import check_room, replaced_together, spare_columns
+from cavesson.sampling.room import check_room, kept_bytes, replaced_together, spare_columns
 from cavesson.sampling.running import Running
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.sampling.settings import DecodingSettings, MergesAdapters
 from cavesson.types import Batch
 
 DROP_AT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
@@ -37,6 +38,7 @@ class Sampler:
         is_scored: whether the policy also scores the sampled responses, in padded rows.
         has_turns: whether rows are sampled again inside `sampling()`, with what came after their responses. If at most
             as many rows as are sampled at the same time have turns, what they have read is kept in between.
+        merges: whether to merge adapters inside `sampling()`.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Sampler:
         seed: int,
         is_scored: bool = False,
         has_turns: bool = False,
+        merges: MergesAdapters = "auto",
     ) -> None:
         self.policy = policy
         self.settings = settings
         self.seed = seed
         self.is_scored, self.has_turns = is_scored, has_turns
+        self.merging = Merging(policy.model, merges, seed)
         self.stop = StopTexts(tokenizer, settings.stop)
         self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
@@ -78,10 +82,13 @@ class Sampler:
             self.policy.during(room)
         if size > self._size:
             self.policy.eval()
+            used = partial(kept_bytes, self.policy.model, rows, at_once, prompt, longest, True, self.has_turns)
+            self.merging.choose(used)
             expected = self.policy.during(lambda: full_passes(self.policy.model, size))
-            self.decoding = self.policy.during(
-                lambda: choose_decoding(self.policy.model, size, expected, self.has_turns)
-            )
+            with self.merging.merged(self._version):
+                self.decoding = self.policy.during(
+                    lambda: choose_decoding(self.policy.model, size, expected, self.has_turns)
+                )
             if self.is_scored:
                 check_scoring(self.policy, expected)
         if is_more and self.decoding.replaces:
@@ -119,8 +126,8 @@ class Sampler:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Keep what rows have read, and all weights of the policy on every process meanwhile, if they are sharded."""
-        with gathered(self.policy):
+        """Keep what rows have read, merged adapters, and all sharded weights of the policy on every process."""
+        with gathered(self.policy), self.merging.merged(self._version):
             self._keeps = self.has_turns
             try:
                 yield
@@ -129,9 +136,10 @@ class Sampler:
                 self._kept.clear()
 
     def remarks(self) -> list[str]:
-        """Return a note for the user if a GPU samples more slowly than it could."""
+        """Return notes for the user: what makes sampling on a GPU slower than it could be, and what it keeps."""
         slow = self.decoding.unrecorded
-        return [] if slow is None else [f"sampling does not use a CUDA graph, which would be faster: {slow}"]
+        graph = [] if slow is None else [f"sampling does not use a CUDA graph, which would be faster: {slow}"]
+        return graph + self.merging.remarks()
 
     def rest(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""

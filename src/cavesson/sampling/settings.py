@@ -7,6 +7,9 @@ from pydantic import Field, field_validator, model_validator
 from cavesson.config import Settings
 from cavesson.registry import ENGINES, EngineEntry
 
+MergesAdapters = Literal["auto", "always", "never"]
+"""Whether adapters are merged while responses are sampled."""
+
 
 class DecodingSettings(Settings):
     """How responses are sampled."""
@@ -95,6 +98,9 @@ class SamplingSettings(DecodingSettings):
 
     engine: str = "transformers"
     """"transformers": the training process samples; "vllm": vLLM does, in a server"""
+    merge_adapters: MergesAdapters = "auto"
+    """compute with adapters merged into a copy of the weights while responses are sampled, which is faster on a GPU;
+    bfloat16 weights are rounded stochastically. "auto" = on a GPU, if the copy takes at most half of its free memory"""
     servers: tuple[str, ...] = ()
     """URLs of running vLLM servers, such as "http://host:8000"; empty = the run starts one on this machine"""
     vllm: VllmSettings = VllmSettings()

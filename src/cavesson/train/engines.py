@@ -49,7 +49,8 @@ def transformers_engine(parts: EngineParts) -> Sampler:
     rows = len(processes.share(settings.batch_size))
     # There may be more held-out prompts than a step has responses.
     sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
-    sampler = Sampler(parts.policy, parts.tokenizer, sampling, settings.seed, is_scored=True, has_turns=parts.has_turns)
+    policy, tokenizer, seed, merges = parts.policy, parts.tokenizer, settings.seed, settings.sampling.merge_adapters
+    sampler = Sampler(policy, tokenizer, sampling, seed, is_scored=True, has_turns=parts.has_turns, merges=merges)
     sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
     return sampler
 
