@@ -199,7 +199,10 @@ class Processes:
             at_once: rows in a micro-batch; 0 = all.
         """
         size = at_once or max(1, len(mine))
-        parts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
+        return self.equally_many([list(mine[start : start + size]) for start in range(0, len(mine), size)])
+
+    def equally_many(self, parts: list[list[int]]) -> list[list[int]]:
+        """Return micro-batches with empty ones at the end, as many as the process has that has most; see above."""
         if self.mesh is not None:
             parts += [[]] * (int(self._reduced(torch.tensor(len(parts)), dist.ReduceOp.MAX)) - len(parts))
         return parts

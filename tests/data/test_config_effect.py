@@ -49,6 +49,27 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
         {"model": {"path": "a", "quantization": "nf4", "lora": LORA}},
         "a reward model cannot be trained on quantized weights",
     ),
+    ("ppo", {"model": {"device": "cpu", "compile": "none"}}, 'model: compile has no effect with device "cpu"'),
+    (
+        "ppo",
+        {"model": {"path": "a", "quantization": "nf4", "lora": LORA, "compile": "none"}},
+        "model: compile has no effect with quantization",
+    ),
+    (
+        "sft",
+        {"model": {"compile": "none"}, "parallel": {"shard": "full"}},
+        "model.compile has no effect with parallel.shard",
+    ),
+    (
+        "grpo",
+        {"update": {"micro_batch_size": 2, "micro_batch_tokens": 64}},
+        "update: micro_batch_size has no effect beside micro_batch_tokens",
+    ),
+    (
+        "dpo",
+        {"update": {"in_backward": True, "micro_batch_tokens": 64}},
+        "update: micro_batch_tokens has no effect with in_backward",
+    ),
     ("ppo", {"model": {"new": {}}}, "model.new has no effect here"),
     ("reward-model", {"model": {"new": {}}}, "model.new has no effect here"),
     (

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from models_helpers import batch, gradients, sharp_model
+from small_models import small_config
 from torch import nn
 from transformers import (
     BertConfig,
@@ -24,8 +25,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
 from cavesson.errors import UserError
+from cavesson.models.layers import recompute_layers
 from cavesson.models.load import prepare
-from cavesson.models.policy import Policy, build_policy, recompute_layers
+from cavesson.models.policy import Policy, build_policy
 from cavesson.models.sequences import RewardModel
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.types import Batch
@@ -97,6 +99,19 @@ def test_nothing_is_random_and_nothing_else_is_computed(config: PretrainedConfig
     (scores.logprob.sum() + scores.entropy.sum()).backward()
     torch.testing.assert_close(gradients(again), gradients(kept), rtol=0, atol=0)
     assert any(float(gradient.abs().max()) > 0 for gradient in gradients(again).values())
+
+
+def test_half_computes_every_second_layer_again() -> None:
+    kept, again = policies(small_config("llama", num_hidden_layers=4))
+    recompute_layers(again.model, False)  # changes nothing
+    recompute_layers(again.model, "half")
+    counts = [0] * 4
+    for number, layer in enumerate(again.model.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, number=number: counts.__setitem__(number, counts[number] + 1))
+    for policy in (kept, again):
+        policy(batch()).logprob.sum().backward()
+    assert counts == [2, 1, 2, 1]
+    torch.testing.assert_close(gradients(again), gradients(kept), rtol=0, atol=0)
 
 
 def test_a_copy_computes_its_own_layers_again() -> None:

@@ -240,7 +240,10 @@ def test_raft_learns_from_one_of_k_responses(
     run = run_of("raft", tmp_path, raft__k=4, samples_per_prompt=4, raft__selection=selection)
     largest = largest_rollouts(run, load_prompts(run.data, tokenizer), processes)
     assert (largest.rows, largest.passes, largest.sampled) == (rows, passes, 8 // processes)
-    assert scored_rows(run, processes) == 8 // processes  # all of them are ranked
+    assert scored_rows(run, largest, processes) == 8 // processes  # all of them are ranked
+    width = largest.prompt + largest.response
+    few = run.model_copy(update={"update": run.update.model_copy(update={"micro_batch_tokens": 3 * width + 1})})
+    assert scored_rows(few, largest, processes) == min(3, 8 // processes)
     split = run_of("raft", tmp_path, raft__k=2, update__mini_batches=2, update__micro_batch_size=1)
     assert largest_rollouts(split, load_prompts(run.data, tokenizer)).passes == 2  # 8 / 2 / 2 rows, one after the other
 

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from train_helpers import OFFLINE, ONLINE, farthest, quiet, timeless, tiny_run, weights
 from transformers import PreTrainedModel
 
+from cavesson.models.passes import Ways
 from cavesson.models.tiny import tiny_model
 from cavesson.train.run import Result
+from cavesson.train.ways import forced
 
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3, "optimizer__warmup_steps": 0}
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora__rank": 4}}
@@ -26,6 +28,8 @@ EXTRA: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one at a time": {"update__micro_batch_size": 1},
     "two at a time": {"update__micro_batch_size": 2},
+    "by tokens": {"update__micro_batch_tokens": 20},
+    "padded, by tokens": {"update__layout": "padded", "update__micro_batch_tokens": 40},
     "grouped": {"update__layout": "grouped"},
     "grouped, two at a time": {"update__layout": "grouped", "update__micro_batch_size": 2},
     "padded": {"update__layout": "padded", "update__micro_batch_size": 3},
@@ -73,7 +77,25 @@ def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, name: str, mo
     whole = run(name, tmp_path / "whole", **MODELS[model])
     for size in (1, 2):
         same(whole, run(name, tmp_path / str(size), **MODELS[model], update__micro_batch_size=size))
+    for tokens in (1, 30):  # each response alone, and a few together
+        same(whole, run(name, tmp_path / f"{tokens} tokens", **MODELS[model], update__micro_batch_tokens=tokens))
     moved(name, tmp_path / "start", whole, **MODELS[model])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
+def test_packed_passes_change_nothing(tmp_path: Path, name: str, model: str) -> None:
+    """As on a GPU, with the head in large pieces."""
+    changes = {**MODELS[model], **EXTRA.get(name, {})}
+    if name == "dpo":
+        changes["reference__path"] = saved(tiny_model(seed=5), tmp_path / "reference")
+    plain = run(name, tmp_path / "plain", **changes)
+    with forced(Ways(packed=True, compile=None)):
+        packed = run(name, tmp_path / "packed", **changes, update__micro_batch_tokens=40)
+    assert packed.policy.packed
+    assert {metrics.get("policy/first_ratio_error", 0.0) for metrics in packed.metrics} == {0.0}
+    same(plain, packed)
 
 
 @pytest.mark.sampled(1)

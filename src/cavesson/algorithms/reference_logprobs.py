@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cavesson.algorithms.dpo import DPORun
+from cavesson.algorithms.micro_batches import micro_batches
 from cavesson.data.examples import Examples, PairTokens
 from cavesson.data.order import InMemory, Mixed
 from cavesson.errors import UserError
@@ -100,7 +101,9 @@ def _score(
     """
     numbers, scored, seen_of = [], [], [torch.zeros(0, 2)]
     for number, rows in enumerate(_batches(pairs, examples, processes, settings)):
-        parts = processes.micro_batches(rows, settings.evaluation_size)
+        whole, places = examples.collate([pairs[row] for row in rows or [0]]), range(len(rows))
+        split = micro_batches(model, processes, whole, places, settings.update, settings.evaluation_size)
+        parts = [[rows[place] for place in part] for part in split]
         batches = [examples.collate([pairs[row] for row in part or [0]]) for part in parts]
         for part, batch in zip(parts, batches, strict=True):
             processes.beat()

@@ -98,6 +98,8 @@ class RunSettings(Settings):
             )
         if self.parallel.shard != "none" and self.model.quantization == "int8":
             raise ValueError('int8 weights cannot be sharded; set model.quantization to "nf4", or remove it')
+        if self.parallel.shard != "none":
+            self.refuse("model.compile", "with parallel.shard: sharded layers are never compiled")
         if self.model.new is not None and not self.makes_models:
             raise ValueError("model.new has no effect here: only cavesson sft makes new models")
         if self.evaluation.every and not self.data.holds_out:
@@ -273,10 +275,12 @@ class RolloutRun(RunSettings):
         """Whether scoring and learning process a prompt once for all its responses in a micro-batch.
 
         With gradient checkpointing, this is not possible: activations that are recomputed in the backward pass cannot
-        be kept as keys and values.
+        be kept as keys and values. Micro-batches that are filled by tokens do not keep the responses to a prompt
+        together. On a GPU, packed or compiled passes take its place.
         """
         several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
-        return several and not self.model.gradient_checkpointing
+        together = several and self.update.micro_batch_tokens is None
+        return together and not self.model.gradient_checkpointing
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -137,6 +137,9 @@ class OptimizeSettings(Settings):
 
     micro_batch_size: int = Field(0, ge=0)
     """sequences in memory at a time; 0 = all. It has no effect on the result, except for rounding"""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """tokens in memory at a time, padding included, instead of a number of sequences; a sequence that is longer is
+    alone. It has no effect on the result, except for rounding; none = by `micro_batch_size`"""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """largest gradient norm; larger gradients are scaled down to it; none = off"""
     in_backward: bool = False
@@ -146,7 +149,10 @@ class OptimizeSettings(Settings):
     @model_validator(mode="after")
     def _check_in_backward(self) -> Self:
         if self.in_backward:
-            self.refuse("micro_batch_size", "with in_backward: gradients are complete only after the last micro-batch")
+            for name in ("micro_batch_size", "micro_batch_tokens"):
+                self.refuse(name, "with in_backward: gradients are complete only after the last micro-batch")
+        if self.micro_batch_tokens is not None:
+            self.refuse("micro_batch_size", "beside micro_batch_tokens; remove one of them")
         return self
 
 

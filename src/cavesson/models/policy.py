@@ -3,22 +3,20 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
-from types import MethodType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
+from cavesson.models.layers import as_in_run, recompute_layers
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
+from cavesson.models.packed import pack_rows, packed_states, unpack_rows
 from cavesson.models.parts import adapts_shared, causal, check_head, outdated_names, output_head, trunk
 from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
@@ -28,7 +26,7 @@ from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
 from cavesson.models.vocabulary import check_vocabulary
 from cavesson.ops.head import Head
-from cavesson.ops.logprobs import full_kl, token_logprobs
+from cavesson.ops.logprobs import LogProbs, full_kl, token_logprobs
 from cavesson.types import Batch, Scores
 
 T = TypeVar("T")
@@ -79,6 +77,9 @@ class Policy(nn.Module):
         self.dtype = forward_dtype(causal(model))
         self.temperature = temperature
         self.shares_prompts = shares_prompts
+        self.packed = False
+        """whether rows are read as packed sequences; then no prompts are shared"""
+        self.logprobs: LogProbs = token_logprobs
         self.critic = value if isinstance(value, nn.Module) else None
         read: Any = causal(model) if self.critic is None else self.critic
         self.value_head = None if value is None else ValueHead(read.config.get_text_config().hidden_size)
@@ -109,6 +110,11 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return device_of(self)
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows are padded to the longest of a batch."""
+        return not self.packed
 
     @property
     def has_reference(self) -> bool:
@@ -158,11 +164,18 @@ class Policy(nn.Module):
 
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
+        with as_in_run():
+            return self._hidden(model, batch)
+
+    def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         prompt, response = batch["prompt_ids"], batch["response_ids"]
         mask = torch.cat([batch["prompt_mask"], batch["attended"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
+        tokens = torch.cat([prompt, response], dim=1)[:, :-1]
+        if self.packed:
+            states = packed_states(model, pack_rows(tokens, mask))
+            return unpack_rows(states, mask)[:, prompt.shape[1] - 1 :]
         cache = growing_cache(causal(model).config) if self.shares_prompts else None
         if cache is None:
-            tokens = torch.cat([prompt, response], dim=1)[:, :-1]
             return last_states(model, tokens, mask)[:, prompt.shape[1] - 1 :]
         among = distinct(prompt, batch["prompt_mask"])
         prompt_mask = batch["prompt_mask"][among.first]
@@ -175,7 +188,7 @@ class Policy(nn.Module):
 
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         inside = batch["learned"] > 0
-        logprob, entropy = token_logprobs(
+        logprob, entropy = self.logprobs(
             hidden[inside], output_head(model), batch["response_ids"][inside], self.temperature
         )
         empty = torch.zeros_like(batch["learned"])
@@ -213,10 +226,9 @@ def build_policy(
     """
     role = _reference(model, settings, reference, mapped) if reference else None
     critic, head = _critic(model, settings, value, mapped) if value else (None, None)
-    if settings.gradient_checkpointing:
-        for learner in (model, critic):
-            if isinstance(learner, nn.Module):
-                recompute_layers(learner)
+    for learner in (model, critic):
+        if isinstance(learner, nn.Module):
+            recompute_layers(learner, settings.gradient_checkpointing)
     dtype = forward_dtype(model)
     policy = Policy(
         with_adapters(model, settings),
@@ -235,8 +247,7 @@ def build_policy(
 
 def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
     """Prepare a loaded model for training: all of it, or only adapters."""
-    if settings.gradient_checkpointing:
-        recompute_layers(model)
+    recompute_layers(model, settings.gradient_checkpointing)
     return with_adapters(model, settings)
 
 
@@ -337,26 +348,3 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
             "merged, the adapter would change both; remove it"
         )
     return wrapped
-
-
-def recompute_layers(model: nn.Module) -> None:
-    """Store only the input of every layer, and recompute the layer in the backward pass.
-
-    transformers supports this only in training mode, which also enables dropout and the noise of mixture-of-experts
-    routers: training would see other numbers than scoring.
-
-    Raises:
-        UserError: the architecture has no layers that support this.
-    """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise UserError(f"model.gradient_checkpointing: {type(model).__name__} cannot recompute its layers")
-    for layer in layers:
-        # The forward method of the class, so that a model that is trained twice is not wrapped twice.
-        layer.forward = partial(_again, MethodType(type(layer).forward, layer))
-
-
-def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from cavesson.errors import UserError
+from cavesson.models.layers import as_in_run
 from cavesson.models.mapped import is_mapped
+from cavesson.models.packed import Packed, pack_rows, packed_states
 from cavesson.models.parts import causal, check_head, output_head, probe_ids, row_shape, trunk
-from cavesson.ops.logprobs import token_logprobs
+from cavesson.ops.logprobs import LogProbs, token_logprobs
 from cavesson.ops.packing import RowShape, pack, width_of
 from cavesson.types import Batch, PairScores, Scores, stacked
 
@@ -27,6 +29,8 @@ class Layout(NamedTuple):
     """`[R, W]`, starting again at every example; None where every row holds a single one"""
     place: Tensor
     """`[B, L]`: the index in the flattened rows of every token; 0 on padding"""
+    packed: Packed | None = None
+    """the row, if there is one without padding that attention takes apart by its bounds, see `packed`"""
 
 
 def lay_out(ids: Tensor, length: Tensor, shape: RowShape | None) -> Layout:
@@ -57,6 +61,14 @@ def lay_out(ids: Tensor, length: Tensor, shape: RowShape | None) -> Layout:
     return Layout(*on_device)  # type: ignore[arg-type]
 
 
+def lay_in_one_row(ids: Tensor, length: Tensor) -> Layout:
+    """Arrange examples `[B, L]` of the given lengths `[B]` in a single row without padding."""
+    inside = _inside(ids, length)
+    packed = pack_rows(ids, inside)
+    place = (inside.flatten().cumsum(0) - 1).view_as(ids) * inside
+    return Layout(packed.ids, packed.positions, place, packed)
+
+
 class SequencePolicy(nn.Module):
     """A causal language model that scores the learned tokens of examples.
 
@@ -75,9 +87,17 @@ class SequencePolicy(nn.Module):
         super().__init__()
         self.model, self.disturb = model, disturb
         self.shape = row_shape(causal(model).config) if packed else None
+        self.packed = False
+        """whether all examples are in one row, see `packed`; this takes the place of `shape`"""
+        self.logprobs: LogProbs = token_logprobs
         self.eval()  # disables all randomness, see `Policy`
         if not is_mapped(model):
             self.check()
+
+    @property
+    def pads(self) -> bool:
+        """Whether examples are padded to the longest of a batch."""
+        return not self.packed and self.shape is None
 
     def check(self) -> None:
         """Check that the model is scored correctly.
@@ -92,11 +112,11 @@ class SequencePolicy(nn.Module):
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
         inside = batch["learned"] > 0
-        layout = lay_out(batch["ids"], batch["length"], self.shape)
+        layout = laid_out(self, batch)
         states = self._states(layout, batch)
         # A token is predicted from the state of the token before it; the first one of an example is never learned.
         states = states.flatten(0, 1)[layout.place[inside] - 1]
-        logprob, entropy = token_logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
+        logprob, entropy = self.logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
         empty = torch.zeros_like(batch["learned"])
         return Scores(empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy), None)
 
@@ -110,6 +130,13 @@ class SequencePolicy(nn.Module):
             return hidden_states(self.model, layout)
         finally:
             hook.remove()
+
+
+def laid_out(role: "SequencePolicy | RewardModel", batch: Batch) -> Layout:
+    """Arrange the examples of a batch in the way of a role."""
+    if role.packed:
+        return lay_in_one_row(batch["ids"], batch["length"])
+    return lay_out(batch["ids"], batch["length"], role.shape)
 
 
 class PairPolicy(SequencePolicy):
@@ -131,9 +158,16 @@ class RewardModel(nn.Module):
         super().__init__()
         self.model = model
         self.shape = row_shape(causal(model).config) if packed else None
+        self.packed = False
+        """as in `SequencePolicy`"""
         self.eval()  # disables all randomness, see `Policy`
         if not is_mapped(model):
             self.check()
+
+    @property
+    def pads(self) -> bool:
+        """Whether examples are padded to the longest of a batch."""
+        return not self.packed and self.shape is None
 
     def check(self) -> None:
         """Check that the model is scored correctly.
@@ -153,7 +187,7 @@ class RewardModel(nn.Module):
             attention = _inside(both["ids"], both["length"]).long()
             rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
         else:
-            layout = lay_out(both["ids"], both["length"], self.shape)
+            layout = laid_out(self, both)
             states = hidden_states(self.model, layout).flatten(0, 1)
             last = layout.place.gather(1, last_token(both, classifier.config.pad_token_id)[:, None]).squeeze(1)
             rewards = head(states[last])
@@ -162,10 +196,13 @@ class RewardModel(nn.Module):
 
 def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
     """Compute the trunk's last hidden states `[R, W, H]`; no attention mask is needed, because padding comes last."""
-    states: Tensor = trunk(model)(
-        input_ids=layout.ids, position_ids=layout.positions, use_cache=False
-    ).last_hidden_state
-    return states
+    with as_in_run():
+        if layout.packed is not None:
+            return packed_states(model, layout.packed)
+        states: Tensor = trunk(model)(
+            input_ids=layout.ids, position_ids=layout.positions, use_cache=False
+        ).last_hidden_state
+        return states
 
 
 @torch.no_grad()

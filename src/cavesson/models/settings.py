@@ -63,8 +63,12 @@ class ModelSettings(StartSettings):
     """keep the base's weights in 4 or 8 bits (bitsandbytes) and train adapters on them (QLoRA, arXiv:2305.14314)"""
     new: NewModelSettings | None = None
     """start from random weights and a new tokenizer instead of `path`; for `cavesson sft`"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass instead of keeping them: less memory, a third more time"""
+    gradient_checkpointing: bool | Literal["half"] = False
+    """recompute the activations of all layers in the backward pass instead of keeping them: less memory, a third more
+    time; "half": of every second layer"""
+    compile: Literal["auto", "none"] = "auto"
+    """"auto": on a GPU, compile the layers and the output head for learning, if the model then computes the same;
+    "none": never"""
     device: str | None = None
     """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU if there is one"""
 
@@ -75,6 +79,10 @@ class ModelSettings(StartSettings):
                 self.refuse(name, "with new, which starts from random weights")
         if self.path == "tiny":
             self.refuse("quantization", 'with path "tiny", whose weights are random')
+        if self.device == "cpu":
+            self.refuse("compile", 'with device "cpu", where nothing is compiled')
+        if self.quantization is not None:
+            self.refuse("compile", "with quantization, whose layers are never compiled")
         if self.quantization is not None and self.lora is None:
             raise ValueError("quantized weights cannot be trained; add model.lora to train adapters on them")
         return self

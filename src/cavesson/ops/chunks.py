@@ -10,9 +10,9 @@ Visit = Callable[[Sequence[slice]], Iterable[slice]]
 _visit: Visit = iter
 
 
-def chunks(rows: int) -> Iterator[slice]:
-    """Return slices of up to `CHUNK` rows that cover all rows."""
-    return iter(_visit([slice(start, min(start + CHUNK, rows)) for start in range(0, rows, CHUNK)]))
+def chunks(rows: int, size: int = CHUNK) -> Iterator[slice]:
+    """Return slices of up to `size` rows that cover all rows."""
+    return iter(_visit([slice(start, min(start + size, rows)) for start in range(0, rows, size)]))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """From hidden states to log-probabilities, a few tokens at a time, so that `[B, T, V]` is never materialised."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 from cavesson.ops.chunks import chunks
 from cavesson.ops.head import Head, cap_slope, head_logits
 from cavesson.ops.linear import input_gradient, tf32, weight_gradient
+
+LogProbs = Callable[[Tensor, Head, Tensor, float], tuple[Tensor, Tensor]]
+"""`token_logprobs`, or another function that computes the same."""
 
 
 def token_logprobs(

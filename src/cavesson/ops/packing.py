@@ -57,3 +57,28 @@ def spread(lengths: Sequence[int], count: int) -> list[list[int]]:
 def width_of(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:
     """Return the number of tokens in the widest row."""
     return max((sum(lengths[index] for index in row) for row in rows), default=0)
+
+
+def fill(parts: Sequence[Sequence[int]], most: int, padded: bool) -> list[list[int]]:
+    """Return the indices of the sequences in each micro-batch of at most `most` tokens; a longer one is alone.
+
+    The longest come first, each into the first micro-batch with room for it.
+
+    Args:
+        parts: numbers of tokens of the parts of every sequence, such as prompt and response.
+        most: tokens in a micro-batch.
+        padded: whether each part is padded to the longest in the micro-batch, and padding counts.
+    """
+
+    def tokens(members: Sequence[int]) -> int:
+        each = [parts[index] for index in members]
+        return len(each) * sum(map(max, zip(*each, strict=True))) if padded else sum(map(sum, each))
+
+    filled: list[list[int]] = []
+    for index in sorted(range(len(parts)), key=lambda i: -sum(parts[i])):
+        room = next((members for members in filled if tokens([*members, index]) <= most), None)
+        if room is None:
+            filled.append([index])
+        else:
+            room.append(index)
+    return filled

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.algorithms.settings import OptimizeSettings
 from cavesson.data.examples import Examples, PairTokens, Tokens
 from cavesson.data.prompts import PromptSet
-from cavesson.ops.packing import RowShape, pack, width_of
+from cavesson.ops.packing import RowShape, fill, pack, width_of
 from cavesson.types import Batch
 
 _MAX_STEPS = 1000
@@ -67,7 +68,8 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
     """
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
     share, mini = math.ceil(batch / processes), learned_rows(settings, processes)
-    rows = min(update.micro_batch_size or mini, mini)
+    prompt = _longest_prompt(settings, prompts)
+    rows = at_once(update, mini, prompt + settings.longest_episode)
     held_out = math.ceil(len(prompts.held_out.ids) / processes) if prompts.held_out is not None else 0
     sampled = min(settings.sampling.batch_size or share, max(share, held_out))
     in_order = update.mini_batches == 1 and not settings.algorithm.selects
@@ -77,12 +79,19 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
         rows=rows,
         prompts=_prompts_in(batch, rows, samples) if in_order else min(rows, batch // samples),
         shared=settings.shares_prompts,
-        prompt=_longest_prompt(settings, prompts),
+        prompt=prompt,
         response=settings.longest_episode,
         passes=math.ceil(mini / rows),
         single_pass=_learns_from_scoring(settings, rows == share),
         waiting=sampled < max(share, held_out),
     )
+
+
+def at_once(settings: OptimizeSettings, most: int, width: int) -> int:
+    """Return the largest number of rows of this width, of so many, that are in memory at the same time."""
+    if settings.micro_batch_tokens is not None:
+        return max(1, min(settings.micro_batch_tokens // width, most))
+    return min(settings.micro_batch_size or most, most)
 
 
 def learned_rows(settings: RolloutRun, processes: int = 1) -> int:
@@ -102,13 +111,13 @@ def _prompts_in(batch: int, rows: int, samples: int) -> int:
     return max((min(start + rows, batch) - 1) // samples - start // samples + 1 for start in starts)
 
 
-def scored_rows(settings: RolloutRun, processes: int = 1) -> int:
+def scored_rows(settings: RolloutRun, largest: LargestRollouts, processes: int = 1) -> int:
     """Return the number of rollouts that a process scores at the same time, without gradients."""
     # A mini-batch at most, unless a step can sample several batches: the others are scored as whole batches.
     resamples = settings.algorithm.max_batches > 1
     most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
     most = math.ceil(most / processes)
-    return min(settings.update.micro_batch_size or most, most)
+    return at_once(settings.update, most, largest.prompt + largest.response)
 
 
 def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
@@ -131,13 +140,12 @@ def largest_sequences(
         processes: number of processes.
     """
     batch, packed = settings.batch_size, shape if settings.update.layout == "packed" else None
-    share = math.ceil(batch / processes)
-    at_once = min(settings.update.micro_batch_size or share, share)
     steps = min(settings.steps_over(examples.train.size) or _MAX_STEPS, _MAX_STEPS)
     found = [
-        (_sequences(part, packed, math.ceil(share / at_once)), part)
+        (_sequences(part, packed, len(parts)), part)
         for step in range(steps)
-        for part in _split(settings, examples.train.take(step * batch, batch), at_once, processes)
+        for parts in _split(settings, examples.train.take(step * batch, batch), processes)
+        for part in parts
     ]
     largest, part = max(found, key=lambda one: (one[0].rows * one[0].width, one[0].learned))
     rows, unknown = torch.arange(len(part)), torch.zeros(len(part))
@@ -151,12 +159,19 @@ def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
     return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
 
 
-def _split(settings: ExampleRun, batch: Sequence[Any], at_once: int, processes: int) -> Iterator[Sequence[Any]]:
+def _split(settings: ExampleRun, batch: Sequence[Any], processes: int) -> Iterator[list[Sequence[Any]]]:
     """Yield the micro-batches of every process."""
-    rows = [batch[row] for row in settings.arranged(batch)]
+    rows, update = [batch[row] for row in settings.arranged(batch)], settings.update
+    size = update.micro_batch_size or math.ceil(settings.batch_size / processes)
     for part in torch.arange(len(rows)).tensor_split(processes):
         mine = [rows[row] for row in part.tolist()]
-        yield from (mine[start : start + at_once] for start in range(0, len(mine), at_once))
+        if update.micro_batch_tokens is None:
+            yield [mine[start : start + size] for start in range(0, len(mine), size)]
+        else:
+            pads = update.layout != "packed"
+            lengths = [[len(one.ids) for one in sequences_of([each])] for each in mine]
+            parts = [[max(each)] * len(each) for each in lengths] if pads else lengths
+            yield [[mine[row] for row in rows] for rows in fill(parts, update.micro_batch_tokens, pads)]
 
 
 def _sequences(examples: Sequence[Tokens | PairTokens], packed: RowShape | None, passes: int) -> LargestSequences:

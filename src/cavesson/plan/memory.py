@@ -46,7 +46,7 @@ def rollout_memory(
         place: where the run trains.
     """
     learned, scored = (
-        rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes))
+        rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, largest, place.processes))
     )
     prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
 

@@ -123,7 +123,7 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
     shard = settings.parallel.shard
     if processes > 1 and shard != "hybrid":
         yield "parallel.shard", "full" if shard == "none" else "hybrid"
-    if not settings.model.gradient_checkpointing:
+    if settings.model.gradient_checkpointing is not True:
         yield "model.gradient_checkpointing", True
     if not settings.update.in_backward:
         yield "update.in_backward", True

@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from cavesson.errors import UserError, first_line
+from cavesson.models.layers import recompute_layers
 from cavesson.models.load import DTYPES, model_folder, prepare, resolve
 from cavesson.models.new import new_config, new_model
-from cavesson.models.policy import recompute_layers, with_adapters
+from cavesson.models.policy import with_adapters
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.tiny import tiny_model
 from cavesson.models.trained import adapter_base
@@ -95,8 +96,7 @@ def skeleton(
                 config.num_labels = 1
             auto: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
             model = prepare(auto.from_config(config, dtype=DTYPES[settings.dtype]))
-        if settings.gradient_checkpointing:
-            recompute_layers(model)
+        recompute_layers(model, settings.gradient_checkpointing)
         unquantized = settings.model_copy(update={"quantization": None})  # meta tensors cannot be quantized
         if not adapters:
             return model

@@ -76,7 +76,7 @@ def rollout_times(
     gathering = once.get("gathering weights", none)
     learned = math.ceil(settings.learned_from(settings.batch_size) / processes)
     passes = math.ceil(learned / update.mini_batches / largest.rows) * update.mini_batches * update.epochs
-    scorings = math.ceil(share / scored_rows(settings, processes))
+    scorings = math.ceil(share / scored_rows(settings, largest, processes))
     steps = update.epochs * update.mini_batches
     return {
         "decoding": gathering + (prompts + token * (largest.response - 1)) * batches,

@@ -51,6 +51,7 @@ from cavesson.train.prompts import check_rewards, conversation_of, longest_read,
 from cavesson.train.remarks import ending_remarks, loading_remarks, settings_remarks
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
+from cavesson.train.ways import way_remarks
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     _check_full_kl(settings, policy)
     whole_reads = loading_remarks(policy, processes)
     bare = _placed(policy, processes)
+    ways = way_remarks(policy, settings.model, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
     sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None)
@@ -203,6 +205,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         remarks=[
             *settings_remarks(settings, prompts),
             *whole_reads,
+            *ways,
             *ending_remarks(settings, tokenizer, sampler),
             *sampler.remarks(),
             *(conversation.notes if conversation is not None else ()),
@@ -339,6 +342,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     role: Any = settings.role(build_learner(prepare(model), settings.model))
     remarks = loading_remarks(role, processes)
     bare = _placed(role, processes)
+    remarks += way_remarks(role, settings.model, processes)
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
         folder=settings.run,

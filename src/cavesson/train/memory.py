@@ -67,11 +67,13 @@ def less_memory(settings: RolloutRun | ExampleRun) -> str:
     """Return which settings, different from what they are, would let a run need less memory."""
     ways, update = [], settings.update
     sampling = settings.sampling if isinstance(settings, RolloutRun) else None
-    if update.micro_batch_size != 1 and not update.in_backward:
+    if update.micro_batch_tokens is not None:
+        ways.append(f"a smaller update.micro_batch_tokens (now {update.micro_batch_tokens})")
+    elif update.micro_batch_size != 1 and not update.in_backward:
         ways.append(f"a smaller update.micro_batch_size (now {update.micro_batch_size or 'all rows'})")
     if sampling is not None and sampling.declared.can("sampling.batch_size") and sampling.batch_size != 1:
         ways.append(f"a smaller sampling.batch_size (now {sampling.batch_size or 'all responses'})")
-    if not settings.model.gradient_checkpointing:
+    if settings.model.gradient_checkpointing is not True:
         ways.append("model.gradient_checkpointing = true")
     if settings.parallel.shard == "none":
         ways.append('several processes with parallel.shard = "full"')

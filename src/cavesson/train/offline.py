@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cavesson.algorithms.micro_batches import micro_batches
 from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, fingerprint
 from cavesson.data.order import InMemory, Mixed
@@ -61,7 +62,7 @@ class ExampleTrainer(Trainer):
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
             mine = self.learner.processes.share(len(batch))
-            gradient = gradient_of(self.learner, batch, mine, settings.update.micro_batch_size)
+            gradient = gradient_of(self.learner, batch, mine, settings.update)
             seen = optimize(self.learner, gradient, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
         self.used += len(batch)
@@ -95,11 +96,13 @@ class ExampleTrainer(Trainer):
         """Return the algorithm's metrics on the held-out examples, averaged like the loss."""
         held_out, processes = self.examples.held_out, self.learner.processes
         mine = sorted((held_out[i] for i in processes.share(len(held_out))), key=lambda example: example.size)
-        parts = processes.micro_batches(range(len(mine)), self.settings.evaluation_size)
         sums: Metrics = {}
         weight = 0.0
-        if parts:
-            sums, weight = measure(self.learner, self.examples.collate(mine or held_out[:1]), parts)
+        if held_out:
+            batch, settings = self.examples.collate(mine or held_out[:1]), self.settings
+            rows = range(len(mine))
+            parts = micro_batches(self.learner.model, processes, batch, rows, settings.update, settings.evaluation_size)
+            sums, weight = measure(self.learner, batch, parts)
         total = processes.combine({"weight": weight}, sum)["weight"]
         if not total:
             return {}

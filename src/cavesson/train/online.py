@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
+from cavesson.algorithms.micro_batches import micro_batches
 from cavesson.algorithms.settings import CoefficientSettings, UpdateSettings
 from cavesson.data.prompts import PromptSet
 from cavesson.errors import print_error
@@ -180,11 +181,13 @@ class RolloutTrainer(Trainer):
         Matrix products of other sizes round differently, in bfloat16 by a hundredth of a nat per token. Ratios would
         then differ from 1 before the first update.
         """
-        processes, at_once = self.learner.processes, self.updates.micro_batch_size
+        usual = len(self.learner.processes.share(self.batch_size))
         mini = mini_batches(self.chosen(rollouts), self.updates, info, 0)
         rest = (~rollouts["chosen"]).nonzero().squeeze(1).tolist()
-        of_rest = processes.micro_batches(rest, at_once or len(processes.share(self.batch_size)))
-        return [*(processes.micro_batches(rows, at_once) for rows in mini), of_rest]
+        return [*(self._split(rollouts, rows) for rows in mini), self._split(rollouts, rest, usual)]
+
+    def _split(self, rollouts: Rollouts, rows: Sequence[int], usual: int = 0) -> list[list[int]]:
+        return micro_batches(self.policy, self.learner.processes, rollouts.batch, rows, self.updates, usual)
 
     def scored(
         self, rollouts: Rollouts, passes: list[list[list[int]]], learned: int = 0, use: Use | None = None
@@ -220,8 +223,7 @@ class RolloutTrainer(Trainer):
         with clock("evaluate"):
             _seed_everything(self.seed, EVALUATION_STEP, processes.rank)
             rollouts = self.batches.answers(held_out.collector, step)
-            at_once = self.updates.micro_batch_size or len(processes.share(self.batch_size))
-            parts = processes.micro_batches(range(len(rollouts)), at_once)
+            parts = self._split(rollouts, range(len(rollouts)), len(processes.share(self.batch_size)))
             rollouts = rollouts.with_columns(**score_rollouts(self.policy, rollouts.batch, None, parts))
             if step == 0:
                 held_out.keep(rollouts)

@@ -31,8 +31,8 @@ Fingerprints = Mapping[str, str]
 LENGTH = ("steps", "epochs")
 PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
 MEMORY = (
-    "model.device", "model.gradient_checkpointing", "sampling.batch_size",
-    "update.micro_batch_size", "update.in_backward", "update.layout",
+    "model.device", "model.gradient_checkpointing", "model.compile", "sampling.batch_size",
+    "update.micro_batch_size", "update.micro_batch_tokens", "update.in_backward", "update.layout",
 )  # fmt: skip
 """Where and in which parts a step is computed."""
 MAY_CHANGE = (*LENGTH, *PLACES, *MEMORY, "evaluation", "checkpoint", "doctor", "trackers", "project")

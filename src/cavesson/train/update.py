@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cavesson.algorithms.base import Algorithm, Loss
+from cavesson.algorithms.micro_batches import micro_batches
 from cavesson.algorithms.settings import OptimizeSettings, UpdateSettings
 from cavesson.errors import NonFiniteError
 from cavesson.ops.masked import weighted_mean
@@ -101,10 +102,11 @@ class Gradient:
         return {**means, **combine(self._sums.maxima, max), "optim/weight": self.weight}
 
 
-def gradient_of(learner: Learner, batch: Batch, rows: Sequence[int], micro_batch_size: int) -> Gradient:
+def gradient_of(learner: Learner, batch: Batch, rows: Sequence[int], settings: OptimizeSettings) -> Gradient:
     """Return the gradient of a mini-batch, with a forward and a backward pass for each micro-batch."""
     gradient = Gradient(learner, batch, rows)
-    for part in learner.processes.micro_batches(rows, micro_batch_size) if gradient.weight else ():
+    parts = micro_batches(learner.model, learner.processes, batch, rows, settings) if gradient.weight else ()
+    for part in parts:
         micro = batch.part(part).to(learner.device)
         gradient.add(part, micro, learner.model(micro))
     return gradient
@@ -135,7 +137,7 @@ def update(
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        found = gradient(rows) if gradient else gradient_of(learner, batch, rows, settings.micro_batch_size)
+        found = gradient(rows) if gradient else gradient_of(learner, batch, rows, settings)
         seen = optimize(learner, found, settings, info, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen

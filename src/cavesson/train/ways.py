@@ -1,0 +1,39 @@
+"""The choice of the ways in which a run computes its passes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cavesson.models.compiled import compiler
+from cavesson.models.passes import Role, Ways, use
+from cavesson.models.settings import ModelSettings
+from cavesson.processes import Processes
+
+_forced: Ways | None = None
+
+
+def way_remarks(role: Role, settings: ModelSettings, processes: Processes) -> list[str]:
+    """Let a role that is in its place learn in the fastest exact ways; return notes for the user on what they are not.
+
+    A CPU computes plainly, so that a run has the same bits on all machines with its products.
+    """
+    ways = _forced or _ways(settings, processes)
+    return [] if ways is None else list(use(role, ways))
+
+
+def _ways(settings: ModelSettings, processes: Processes) -> Ways | None:
+    if processes.device.type != "cuda" or processes.mesh is not None:
+        return None
+    compiles = settings.compile == "auto" and settings.quantization is None
+    # PyTorch's kernels for packed sequences compute in 16 bits.
+    return Ways(settings.dtype == "bfloat16", compiler() if compiles else None)
+
+
+@contextmanager
+def forced(ways: Ways) -> Iterator[None]:
+    """Let runs inside the block try these ways on any device: for tests, where no GPU is at hand."""
+    global _forced
+    before, _forced = _forced, ways
+    try:
+        yield
+    finally:
+        _forced = before
