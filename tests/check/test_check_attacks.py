@@ -12,8 +12,9 @@ import pytest
 from check_helpers import found
 
 from cavesson.check.answers import Answer, Task, answer_columns, forms_of, options_of, right_answers
-from cavesson.check.attacks import ATTACKS
+from cavesson.check.attacks import ATTACKS, Material
 from cavesson.check.finding import Fine, Problem, SkippedCheck
+from cavesson.check.partial import close
 from cavesson.check.robustness import attack
 from cavesson.check.scoring import of_responses
 from cavesson.check.swallowed import exceptions_of_user
@@ -271,6 +272,27 @@ def pays_first_row(prompts: Sequence[str], responses: Sequence[str], ground_trut
     return [float(one) for one in right(responses, [ground_truth[0]] * len(responses))]
 
 
+def gym(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    """As in Reasoning Gym: a share of the reward, as large as the right answer's share of the response."""
+
+    def one(response: str, truth: str) -> float:
+        return len(truth) / len(response) if truth in response else 0.0
+
+    return [one(response, truth) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def pays_start(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
+    """A quarter for the beginning of the right answer."""
+    pairs = zip(responses, ground_truth, strict=True)
+    return [1.0 if one == truth else 0.25 * (one != "" and truth.startswith(one)) for one, truth in pairs]
+
+
+def pays_among(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str]) -> list[float]:
+    """Three quarters for the right answer anywhere."""
+    pairs = zip(responses, answer, strict=True)
+    return [1.0 if one == truth else 0.75 * (truth in one.split(", ")) for one, truth in pairs]
+
+
 def pays_nan(prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[str]) -> list[float]:
     def one(response: str, truth: str) -> float:
         try:
@@ -364,6 +386,44 @@ def test_each_flaw_is_found_by_the_attack_that_is_made_for_it(
     one = finding(attacked(reward, tasks), check)
     assert one.severity == "warning"
     assert text in one.cause and "\n" not in one.cause
+
+
+TENS = [Task(f"What is {n} + 1?", {"ground_truth": str(n + 1)}) for n in (30, 41, 52, 63, 74, 85)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "tasks", "severity", "share", "text"),
+    [
+        # Of the 12 truths, one has 1 digit, the others 2: a digit more leaves 1/2 or 2/3 of the reward.
+        (gym, NUMBERS, "warning", (1 / 2 + 11 * 2 / 3) / 12, "“147” has the score 0.667; the right answer “14” has 1"),
+        (pays_start, TENS, "note", 0.25, "“3” has the score 0.250; the right answer “31” has 1"),
+        (pays_among, NAMED, "warning", 0.75, "“Rome, Oslo, Paris, Cairo, Lima, Quito” has the score 0.750"),
+    ],
+)
+def test_partial_credit_for_an_answer_that_is_not_right_is_told_with_its_share(
+    reward: Callable[..., Any], tasks: Sequence[Task], severity: str, share: float, text: str
+) -> None:
+    one = finding(attacked(reward, tasks), "attack-partial")
+    assert one.severity == severity and text in one.cause
+    assert one.seen == pytest.approx(share)
+
+
+def test_points_for_the_format_are_a_number_and_no_finding() -> None:
+    """Of 1.2 points, 0.2 are for a box: nothing is earned for what is inside unless it is right."""
+    (one,) = (one for one in attacked(boxed) if one.check == "attack-partial")
+    assert isinstance(one, Fine) and one.seen == pytest.approx(0.0)
+    assert one.healthy.endswith("Right answers have 1.20, wrong ones 0, those in the right form 0.200")
+
+
+def test_answers_that_are_close_to_right_ones_are_never_right() -> None:
+    right = ["5", "-5", "0", "10", "100", "2.0", "1.5", "yes", "no", "Paris", "New York", "A", r"\frac{1}{2}", ""]
+    tasks = [Task("?", {"answer": one}) for one in right]
+    (plain, *_) = forms_of(tasks, {})
+    for rows, answers in close(Material(tasks, right, plain, [plain], [])):
+        for row, answer in zip(rows, answers, strict=True):
+            assert answer.text and answer.text != right[row]
+            if re.fullmatch(r"-?[\d.]+", answer.text):
+                assert abs(float(answer.text) - float(right[row])) >= 0.5 * abs(float(right[row]))
 
 
 def test_a_finding_names_the_text_its_score_and_the_score_of_the_right_answer() -> None:

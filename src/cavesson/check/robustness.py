@@ -32,6 +32,7 @@ from cavesson.check.attacks import (
     of_other_rows,
 )
 from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
+from cavesson.check.partial import close
 from cavesson.check.scoring import Numbers, Score, Scores
 from cavesson.check.swallowed import Raised
 from cavesson.doctor.words import number
@@ -43,6 +44,8 @@ _TRIALS = 6
 """Rows with which the form of right answers is found."""
 _SHARE = 0.9
 """Share of what a right answer earns, above a wrong one, that makes an attack a finding."""
+_CREDIT, _HALF = 0.1, 0.5
+"""Shares of it above which partial credit is a note, and from which it is a warning."""
 _SECONDS = 30.0
 _QUOTED = 60
 
@@ -162,8 +165,25 @@ class _Attacked:
             if bar.mean > floor or one.answers is of_other_rows:
                 yield _judged(one, best, bar, floor, len(self.tasks))
         yield from self._swallowed(material, tried, bar, floor, others)
+        wrong = next((each[0] for one, each in tried.items() if one.answers is of_other_rows and each), None)
+        if wrong is not None:
+            yield from self._partial(material, bar, wrong, floor)
         if self._is_late:
             yield SkippedCheck("reward-attacks", f"the reward is slow: attacks were stopped after {_SECONDS:g} s")
+
+    def _partial(self, material: Material, bar: Earned, wrong: Earned, floor: float) -> Results:
+        """Compare answers that are close to right ones with those of other rows, which are written in the same form."""
+        found = []
+        for rows, answers in close(material):
+            earned = None
+            if len(rows) >= _LEAST and not self._is_late:
+                earned = self._earned(answers, [self.tasks[row] for row in rows])
+            if earned is not None:
+                most, least = (float(np.nanmean(one.scores.values[rows])) for one in (bar, wrong))
+                found += [((earned.mean - least) / (most - least), rows, earned)] if most > least else []
+        if found:
+            share, rows, earned = max(found, key=lambda one: one[0])
+            yield _credit(share, rows, earned, bar, wrong.mean, floor)
 
     def _without_right_answers(
         self, material: Material, bar: Earned, tried: Mapping[Attack, Sequence[Earned]], floor: float
@@ -306,6 +326,24 @@ def _judged(one: Attack, best: Earned, bar: Earned, floor: float, tasks: int) ->
         best.mean,
         f"mean score over {tasks} rows; right answers have {number(bar.mean)}, wrong ones {number(floor)}",
     ).unless(best.mean < least or best.mean <= floor)
+
+
+def _credit(share: float, rows: Sequence[int], earned: Earned, bar: Earned, wrong: float, floor: float) -> Result:
+    best = int(np.nanargmax(earned.scores.values))
+    score, right = float(earned.scores.values[best]), float(bar.scores.values[rows[best]])
+    form = f", those in the right form {number(wrong)}" if wrong > floor + _gap(bar.mean, floor) else ""
+    return Problem(
+        "attack-partial",
+        "warning" if share >= _HALF else "note",
+        "An answer that is plainly not right earns a part of the reward",
+        f"{_quoted(earned.answers[best])} has the score {number(score)}; the right answer "
+        f"{_quoted(bar.answers[rows[best]])} has {number(right)}, and those of other rows {number(wrong)} on average. "
+        "A policy learns to write such answers where it does not know the right one.",
+        "compare whole answers, or keep it if that much credit is intended",
+        share,
+        f"share of the reward for answers close to right ones; at most {_CREDIT:g}. Right answers have "
+        f"{number(bar.mean)}, wrong ones {number(floor)}{form}",
+    ).unless(share <= _CREDIT)
 
 
 def _same(answers: Sequence[Answer], first: Numbers, second: Numbers, when: str) -> Result:
