@@ -178,4 +178,5 @@ def test_the_table_and_exports_are_filtered_by_what_calls_say(client, condition,
 def test_the_page_knows_what_a_filter_can_ask_of_a_call(client):
     columns = client.get("/api/runs").json()[0]["columns"]
     assert columns["calls"] == ["tool", "error", "seconds", "arguments", "result"]
+    assert columns["spoken"] == ["said", "policy", "user"]
     assert sorted(columns["tools"]) == ["multiply", "search", "Đọc"]

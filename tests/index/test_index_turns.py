@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, tokens_of
-from turn_helpers import record_turns, turns_of
+from turn_helpers import WORDS, record_turns, turns_of
 
 import cavesson.record
 from cavesson.errors import UserError
@@ -52,6 +52,27 @@ def missing(name: str, negate: bool) -> Condition:
     return f"{name} is {'not ' if negate else ''}None", lambda call: (call.get(column) is None) != negate
 
 
+SPEAKERS = {"said": ("assistant", "user"), "policy": ("assistant",), "user": ("user",)}
+
+
+def spoken(name: str, write: str, passes: Callable[[str], bool]) -> Condition:
+    """A condition on what is said holds if it holds for one turn of the rollout, whatever the call."""
+    return write, lambda call: any(
+        turn["role"] in SPEAKERS[name] and turn["text"] is not None and passes(turn["text"]) for turn in call["turns"]
+    )
+
+
+def says(name: str, sign: str, value: str) -> Condition:
+    written = f"{name} {sign} {value!r}" if "=" in sign else f"{value!r} {sign} {name}"
+    tests = {"==": operator.eq, "!=": operator.ne, "in": operator.contains}
+    return spoken(name, written, lambda text: tests[sign](text, value) if sign in tests else value not in text)
+
+
+def is_silent(name: str) -> Condition:
+    text, holds = spoken(name, f"{name} is None", lambda text: True)
+    return text, lambda call: not holds(call)
+
+
 def negated(condition: Condition) -> Condition:
     return f"not ({condition[0]})", lambda call: not condition[1](call)
 
@@ -75,6 +96,9 @@ SIMPLE = st.one_of(
     st.builds(compared, st.just("result"), st.sampled_from(["==", "!="]), st.sampled_from(["42", "alpha", ""])),
     st.builds(compared, st.just("reward"), st.sampled_from(["<", ">"]), st.floats(0, 6, width=16)),
     st.builds(within, PARTS, st.sampled_from(["tool", "arguments", "result", "error"]), st.booleans()),
+    st.builds(says, st.sampled_from([*SPEAKERS]), st.sampled_from(["in", "not in"]), PARTS),
+    st.builds(says, st.sampled_from([*SPEAKERS]), st.sampled_from(["==", "!="]), st.sampled_from([*WORDS, "beta"])),
+    st.builds(is_silent, st.sampled_from([*SPEAKERS])),
     st.builds(missing, st.sampled_from(["tool", "error", "seconds", "arguments", "result"]), st.booleans()),
 )
 CONDITIONS = st.recursive(
@@ -87,16 +111,18 @@ CONDITIONS = st.recursive(
 @settings(deadline=None)
 @given(CONDITIONS, st.sampled_from([1, 3, 1 << 20]), st.booleans())
 @example(joined(compared("tool", "==", "search"), "and", compared("seconds", ">", 2)), 1 << 20, False)
+@example(says("user", "in", "beta"), 1, False)
+@example(joined(FAILED, "and", says("policy", "==", "42")), 3, True)
 def test_a_filter_holds_where_it_holds_for_one_call(run, condition, portion, some):
+    """Without a name of calls, it holds or fails for a whole rollout."""
     record, shot = run
     text, holds = condition
-    if not any(name in text for name in OF_CALLS):
-        text, holds = joined(condition, "and", negated(joined(FAILED, "and", negated(FAILED))))
-    rewards = shot.column("reward").tolist()
-    wanted = [
-        any(holds(turn | {"reward": reward}) for turn in turns_of(*key) if turn["role"] == "tool")
-        for key, reward in zip(shot.keys(np.arange(shot.rows)), rewards, strict=True)
-    ]
+    of_calls = any(name in text for name in OF_CALLS)
+    wanted = []
+    for key, reward in zip(shot.keys(np.arange(shot.rows)), shot.column("reward").tolist(), strict=True):
+        turns = turns_of(*key)
+        lines = [turn for turn in turns if turn["role"] == "tool"] if of_calls else [{}]
+        wanted.append(any(holds(line | {"reward": reward, "turns": turns}) for line in lines))
     rows = np.arange(0, shot.rows, 3) if some else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls_module, "PORTION", portion)
@@ -118,6 +144,9 @@ def test_a_filter_holds_where_it_holds_for_one_call(run, condition, portion, som
         ('error in ["x"]', '"TEXT" in error'),
         ('seconds == "x"', "are texts"),
         ("seconds", "must be a condition"),
+        ("said", "compare it with one in quotes"),
+        ("user > 2", "compare it with one in quotes"),
+        ('"x" in spoken', "policy, user"),
         ('arguments < "x"', "only be compared with == and !="),
     ],
 )
@@ -137,6 +166,14 @@ def test_a_run_without_calls_says_so(tmp_path, text):
         matches(text, indexed(folder), cavesson.record.open(folder))
 
 
+@pytest.mark.parametrize("text", ['"x" in said', 'policy == "x"', "user is None", 'not ("x" in user)'])
+def test_a_run_without_turns_says_so(tmp_path, text):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0])
+    with pytest.raises(UserError, match="this run has no recorded turns, so a filter cannot use"):
+        matches(text, indexed(folder), cavesson.record.open(folder))
+
+
 def test_a_run_whose_calls_were_not_timed_says_so(tmp_path):
     folder = new_run(tmp_path / "run")
     turns = {"sample": [0, 1], "role": ["tool", "tool"], "name": ["search", "search"]}
@@ -146,6 +183,22 @@ def test_a_run_whose_calls_were_not_timed_says_so(tmp_path):
     assert matches('tool == "search" and not error', shot).tolist() == [True, True]
     with pytest.raises(UserError, match="no recorded seconds"):
         matches('tool == "search" and seconds > 2', shot)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"a" in said and reward > 1e9',
+        'tool == "nothing" and not ("a" in result)',
+        'reward < 1e9 or user == "a"',
+        'reward > 1e9 and (turns > 2 or "a" in policy and tool is None)',
+    ],
+)
+def test_texts_are_read_only_where_the_rest_leaves_the_answer_open(run, text):
+    """Reading needs the record, which is not passed here."""
+    assert set(matches(text, run[1]).tolist()) == {text.startswith("reward <")}
+    with pytest.raises(UserError, match="needs the record"):
+        matches('reward < 1e9 and "a" in said', run[1])
 
 
 def test_a_part_of_a_text_of_one_column(run):

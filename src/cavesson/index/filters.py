@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 from cavesson.index.calls import Calls
 from cavesson.index.columns import CODED, MISSING, Array
-from cavesson.index.said import SAID, CallTexts
+from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
 
@@ -24,7 +24,7 @@ OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 """Names that hold for a call, and not for a whole rollout."""
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
-_TEXTS = (*CODED, "tool", "arguments", "result")
+_TEXTS = (*CODED, "tool", "arguments", "result", *SPOKEN)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -81,7 +81,8 @@ def matches(text: str, snapshot: Snapshot, run: Run | None = None, rows: Array |
 
     A filter can use the columns of the index by name, ``parts["NAME"]`` for the score of one reward, numbers, quoted
     texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``"TEXT" in NAME``, ``is None``, ``and``, ``or``, ``not``
-    and parentheses. A filter with one of ``OF_CALLS`` holds for a rollout if it holds for one of its calls.
+    and parentheses. A filter with one of ``OF_CALLS`` holds for a rollout if it holds for one of its calls. A condition
+    on one of ``SPOKEN`` holds for a rollout if it holds for one of its turns.
 
     Args:
         text: The filter.
@@ -123,7 +124,9 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
     """Return the value of a filter; one about calls is evaluated for every call, with the columns of its rollout."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
     if not names:
-        return _Evaluation(snapshot if rows is None else snapshot.only(rows)).of(tree)
+        wanted = np.arange(snapshot.rows) if rows is None else rows
+        some = snapshot if rows is None else snapshot.only(rows)
+        return _Evaluation(some, SpokenTexts(snapshot, run, wanted)).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
     if "seconds" in names and np.isnan(snapshot.calls.seconds).all():
@@ -134,7 +137,8 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
         wanted[rows] = True
         calls = calls.take(wanted[calls.row])
     for some in calls.portions():
-        value = _Evaluation(snapshot.only(some.row), some, CallTexts(snapshot, run, some)).of(tree)
+        spoken, texts = SpokenTexts(snapshot, run, some.row), CallTexts(snapshot, run, some)
+        value = _Evaluation(snapshot.only(some.row), spoken, some, texts).of(tree)
         if not _is_condition(value):
             return value
         found[some.row[value]] = True
@@ -144,10 +148,15 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
 class _Evaluation:
     """The value of each part of a filter, for the rows of a snapshot; with calls, these are the rows of the calls."""
 
-    def __init__(self, snapshot: Snapshot, calls: Calls | None = None, texts: CallTexts | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, spoken: SpokenTexts, calls: Calls | None = None, texts: CallTexts | None = None
+    ) -> None:
         self.snapshot = snapshot
+        self.spoken = spoken
         self.calls = calls
         self.texts = texts
+        self.only: Array | None = None
+        """Where the value of the part that is evaluated has an effect; everywhere if None."""
 
     def of(self, node: ast.expr) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -156,8 +165,15 @@ class _Evaluation:
         return method(node)
 
     def _boolop(self, node: ast.BoolOp) -> Array:
-        combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return reduce(combine, map(self._condition, node.values))
+        """Read texts last, and only where the other parts leave open what the whole is."""
+        is_and, before = isinstance(node.op, ast.And), self.only
+        found: Array = np.full(self.snapshot.rows, is_and)
+        for part in sorted(node.values, key=_reads_texts):
+            found = (np.logical_and if is_and else np.logical_or)(found, self._condition(part))
+            undecided = found if is_and else ~found
+            self.only = undecided if before is None else undecided & before
+        self.only = before
+        return found
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
@@ -236,13 +252,19 @@ class _Evaluation:
         if self.calls is not None and name == "tool":
             return _passing(self.calls.tool, self.snapshot.state.tools, self._nameless, test, negate)
         if self.texts is not None and name in SAID:
-            return self.texts.where(name, test.texts, lambda texts: pc.xor(test(texts), negate), narrow=not negate)
+            return self._read(self.texts, name, test, negate)
+        if name in SPOKEN:
+            self._check_turns(name)
+            return self._read(self.spoken, name, test, negate)
         if name not in CODED:
             texts = ", ".join((*_TEXTS, "error"))
             raise UserError(f"only {texts} are texts; to find words in responses, use the search")
         if name not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
         return _passing(self.snapshot.raw(name), self.snapshot.state.codes[name], MISSING["|u1"], test, negate)
+
+    def _read(self, texts: CallTexts | SpokenTexts, name: str, test: "_Contains | _Equal", negate: bool) -> Array:
+        return texts.where(name, test.texts, lambda some: pc.xor(test(some), negate), narrow=not negate, only=self.only)
 
     def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
         if isinstance(left, ast.Constant) and isinstance(left.value, str) and isinstance(right, ast.Name):
@@ -269,7 +291,10 @@ class _Evaluation:
         if self.calls is not None and name == "error":
             return np.asarray(self.calls.failed == 0)
         if self.texts is not None and name in SAID:
-            return ~self.texts.where(name, [], pc.is_valid, narrow=False)
+            return ~self.texts.where(name, [], pc.is_valid, narrow=False, only=self.only)
+        if name in SPOKEN:
+            self._check_turns(name)
+            return ~self.spoken.where(name, [], pc.is_valid, narrow=False, only=self.only)
         if name in CODED:
             return np.asarray(self._column(name) == MISSING["|u1"])
         return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
@@ -291,14 +316,18 @@ class _Evaluation:
         return value
 
     def _column(self, name: str) -> Array:
-        if name in OF_TURNS and name not in self.snapshot.state.columns:
-            raise UserError(f"this run has no recorded turns, so a filter cannot use {name!r}")
+        if name in OF_TURNS:
+            self._check_turns(name)
         if name in _TEXTS and name not in CODED:
             raise UserError(f"{name} is a text: compare it with one in quotes")
         if name not in self.snapshot.state.columns or name == "prompt":
             known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
             raise UserError(f"there is no column {name!r} to filter by; columns are {known}")
         return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)
+
+    def _check_turns(self, name: str) -> None:
+        if "turns" not in self.snapshot.state.columns:
+            raise UserError(f"this run has no recorded turns, so a filter cannot use {name!r}")
 
 
 class _Contains(NamedTuple):
@@ -325,6 +354,10 @@ def _passing(codes: Array, known: Sequence[str], missing: int, test: _Contains |
     passed = np.flatnonzero(np.asarray(test(pa.array(known, pa.string()))))
     found = np.isin(codes, passed)
     return np.asarray((~found if negate else found) & (codes != missing))
+
+
+def _reads_texts(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.Name) and one.id in (*SAID, *SPOKEN) for one in ast.walk(node))
 
 
 def _absent(value: Any) -> Any:

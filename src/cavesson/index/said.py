@@ -1,6 +1,6 @@
-"""Where the texts of calls pass a test: their arguments, results and errors, which are read only where they may."""
+"""Where texts of turns pass a test: those of calls, and what is said; they are read only where they may pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,12 @@ from cavesson.record.keys import are_first
 
 SAID = {"arguments": "arguments", "result": "text", "error": "error"}
 """What a filter calls the texts of a call, and the column of the turns that has each."""
+SPOKEN = {"said": ("assistant", "user"), "policy": ("assistant",), "user": ("user",)}
+"""What a filter calls the texts of other turns, and the roles that say them."""
 ROWS = 4_096
 """Rollouts whose turns are read together."""
+Test = Callable[[pa.ChunkedArray], pa.ChunkedArray]
+"""Returns which of some texts pass."""
 
 
 class CallTexts:
@@ -35,9 +39,7 @@ class CallTexts:
         self.run = run
         self.calls = calls
 
-    def where(
-        self, name: str, texts: Sequence[str], test: Callable[[pa.ChunkedArray], pa.ChunkedArray], narrow: bool
-    ) -> Array:
+    def where(self, name: str, texts: Sequence[str], test: Test, narrow: bool, only: Array | None) -> Array:
         """Return [C] for which calls a text passes a test; a text that is missing does not.
 
         Args:
@@ -45,27 +47,61 @@ class CallTexts:
             texts: Only a text that contains one of these can pass, if ``narrow``.
             test: Returns which of some texts pass.
             narrow: Whether to read only rollouts that may contain one of the texts, as the index says.
+            only: [C] which calls are of interest; all of them if None.
         """
         found = np.zeros(len(self.calls.row), np.bool_)
-        rows = self.calls.row[are_first(self.calls.row)]
-        if narrow and all(text.strip() for text in texts):
-            may = candidates(self.snapshot, [text.strip() for text in texts])
-            may[self.snapshot.state.text_rows :] = True
-            rows = rows[may[rows]]
-        for start in range(0, len(rows), ROWS):
-            some = rows[start : start + ROWS]
-            place, passed = self._read(some, name, test)
+        for some in _portions(self.snapshot, self.calls.row, texts, narrow, only):
+            place, passed = _read(self.snapshot, self.run, some, name, SAID[name], ["tool"], test)
             first, stop = self.calls.of(some)
             call = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
             # The run may have been started again since: what it has now need not be what is indexed.
             found[call[passed & (call < stop[place])]] = True
         return found
 
-    def _read(self, rows: Array, name: str, test: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> tuple[Array, Array]:
-        """Return the places of the rows of all calls, and whether the text of each call passes the test."""
-        if self.run is None:
-            raise UserError(f"a filter on {name} needs the record of the run")
-        turns = read_turns(self.run, self.snapshot, rows, ["role", SAID[name]])
-        turns = turns.filter(pc.equal(turns["role"], "tool"))
-        passed = pc.fill_null(test(turns[SAID[name]]), False)
-        return turns["place"].to_numpy(), passed.to_numpy()
+
+class SpokenTexts:
+    """What is said in the turns of some rollouts.
+
+    Args:
+        snapshot: All rows.
+        run: The run, if texts are to be read.
+        rows: [N] the rows of the rollouts, ascending; a row may occur several times.
+    """
+
+    def __init__(self, snapshot: Snapshot, run: Run | None, rows: Array) -> None:
+        self.snapshot = snapshot
+        self.run = run
+        self.rows = rows
+
+    def where(self, name: str, texts: Sequence[str], test: Test, narrow: bool, only: Array | None) -> Array:
+        """Return [N] in which rollouts the text of a turn passes a test; the arguments are those of ``CallTexts``."""
+        found = np.zeros(self.snapshot.rows, np.bool_)
+        for some in _portions(self.snapshot, self.rows, texts, narrow, only):
+            place, passed = _read(self.snapshot, self.run, some, name, "text", SPOKEN[name], test)
+            found[some[place[passed]]] = True
+        return found[self.rows]
+
+
+def _portions(
+    snapshot: Snapshot, rows: Array, texts: Sequence[str], narrow: bool, only: Array | None
+) -> Iterator[Array]:
+    """Yield the rows whose turns are to be read, some at a time, each once."""
+    rows = rows if only is None else rows[only]
+    rows = rows[are_first(rows)]
+    if narrow and all(text.strip() for text in texts):
+        may = candidates(snapshot, [text.strip() for text in texts])
+        may[snapshot.state.text_rows :] = True
+        rows = rows[may[rows]]
+    for start in range(0, len(rows), ROWS):
+        yield rows[start : start + ROWS]
+
+
+def _read(
+    snapshot: Snapshot, run: Run | None, rows: Array, name: str, column: str, roles: Sequence[str], test: Test
+) -> tuple[Array, Array]:
+    """Return the places of the rows of all turns of some roles, and whether the text of each turn passes the test."""
+    if run is None:
+        raise UserError(f"a filter on {name} needs the record of the run")
+    turns = read_turns(run, snapshot, rows, ["role", column])
+    turns = turns.filter(pc.is_in(turns["role"], pa.array(roles)))
+    return turns["place"].to_numpy(), pc.fill_null(test(turns[column]), False).to_numpy()

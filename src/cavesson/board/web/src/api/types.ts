@@ -37,6 +37,8 @@ export interface RunColumns {
   tools?: string[];
   /** what a filter can ask of a call; empty where none is recorded */
   calls?: string[];
+  /** what a filter can ask of what is said in a turn; empty where no turns are recorded */
+  spoken?: string[];
   has_reference?: boolean;
   grouped?: boolean;
 }

@@ -137,6 +137,7 @@ export const en = {
   regularExpression: "Regular expression",
   filterHint: "Expression over: {columns}",
   filterCalls: 'Of one call: {names}; "text" in result finds a part of a text',
+  filterSpoken: 'Of one turn: {names}; "text" in said finds what the policy or the user said',
   onlyStars: "Only starred",
   heldOut: "held out",
   heldOutHint: "Show the {count} {count:response|responses} to held-out prompts instead of those that were trained on",

@@ -135,6 +135,7 @@ export const vi: Dictionary = {
   regularExpression: "Biểu thức chính quy",
   filterHint: "Biểu thức trên: {columns}",
   filterCalls: 'Của cùng một lời gọi: {names}; "text" in result tìm một phần văn bản',
+  filterSpoken: 'Của một lượt: {names}; "text" in said tìm điều chính sách hoặc người dùng đã nói',
   onlyStars: "Chỉ có sao",
   heldOut: "tập giữ lại",
   heldOutHint: "Hiện {count} câu trả lời cho các câu hỏi được giữ lại thay cho các câu trả lời đã dùng để huấn luyện",

@@ -133,6 +133,7 @@ export const zh: Dictionary = {
   regularExpression: "正则表达式",
   filterHint: "可用列:{columns}",
   filterCalls: '同一次调用:{names};用 "text" in result 查找文本片段',
+  filterSpoken: '某一轮中:{names};用 "text" in said 查找策略或用户说的话',
   onlyStars: "只看星标",
   heldOut: "留出集",
   heldOutHint: "显示留出提示的 {count} 条回复，而不是训练所用的回复",

@@ -61,7 +61,9 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
 
 function filterTitle(t: Translate, { columns }: RunSummary): string {
   const hint = t("filterHint", { columns: columns.rows.join(", ") });
-  return columns.calls?.length ? `${hint}\n${t("filterCalls", { names: columns.calls.join(", ") })}` : hint;
+  const calls = columns.calls?.length ? [t("filterCalls", { names: columns.calls.join(", ") })] : [];
+  const spoken = columns.spoken?.length ? [t("filterSpoken", { names: columns.spoken.join(", ") })] : [];
+  return [hint, ...calls, ...spoken].join("\n");
 }
 
 function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {
