@@ -124,9 +124,9 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
     """Return the value of a filter; one about calls is evaluated for every call, with the columns of its rollout."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
     if not names:
-        wanted = np.arange(snapshot.rows) if rows is None else rows
-        some = snapshot if rows is None else snapshot.only(rows)
-        return _Evaluation(some, SpokenTexts(snapshot, run, wanted)).of(tree)
+        own = snapshot if rows is None else snapshot.only(rows)
+        spoken = SpokenTexts(snapshot, run, np.arange(snapshot.rows) if rows is None else rows)
+        return _Evaluation(own, spoken).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
     if "seconds" in names and np.isnan(snapshot.calls.seconds).all():
