@@ -93,6 +93,16 @@ def test_only_adapters_have_gradients_and_averages(tmp_path: Path, tokenizer: Pr
     assert lora.stays["reference"] == 0
 
 
+def test_on_a_gpu_the_head_takes_a_piece_of_logits_and_their_gradient(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    largest = MANY._replace(response=200)
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        head = predicted(tmp_path, tokenizer, largest, model__dtype=dtype).phases["learning"]["logits and head"]
+        logits, weight = 4 * 200 * 258, 96 * 258
+        assert (4 + size) * logits <= head <= (4 + size) * logits + 4 * 4 * weight
+
+
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 def test_the_plan_has_adapters_in_the_dtype_of_the_run(
     dora: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerBase

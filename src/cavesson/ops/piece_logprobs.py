@@ -20,8 +20,9 @@ PIECE = 2048
 
 
 class Kernels(NamedTuple):
-    """What is computed of the logits of a piece; the functions of this module, or compiled ones."""
+    """What is computed of a piece; the functions of this module, or others that compute the same."""
 
+    product: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[..., tuple[Tensor, Tensor, Tensor]]
     gradient: Callable[..., Tensor]
 
@@ -64,7 +65,7 @@ class _PieceLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, logprob, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in chunks(len(hidden), PIECE):
-            products = _product(hidden[rows], weight.t())
+            products = kernels.product(hidden[rows], weight.t())
             found = kernels.scores(products, bias, targets[rows], head.scale, head.softcap, temperature)
             total[rows], logprob[rows], entropy[rows] = found
         ctx.save_for_backward(hidden, weight, bias, targets, total, entropy)
@@ -80,13 +81,13 @@ class _PieceLogprobs(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         for rows in chunks(len(hidden), PIECE):
-            products = _product(hidden[rows], weight.t())
+            products = ctx.kernels.product(hidden[rows], weight.t())
             known = (targets[rows], total[rows], entropy[rows], g_logprob[rows], g_entropy[rows])
-            gradient = ctx.kernels.gradient(products, bias, *known, scale, softcap, ctx.temperature).to(weight.dtype)
+            gradient = ctx.kernels.gradient(products, bias, *known, weight.dtype, scale, softcap, ctx.temperature)
             if d_hidden is not None:
                 d_hidden[rows] = gradient @ weight
             if d_weight is not None:
-                d_weight += _product(gradient.t(), hidden[rows])
+                d_weight += ctx.kernels.product(gradient.t(), hidden[rows])
             if d_bias is not None:
                 d_bias += gradient.sum(0, dtype=torch.float32)
         return d_hidden, d_weight, d_bias, None, None, None, None
@@ -137,23 +138,24 @@ def _gradient(
     entropy: Tensor,
     g_logprob: Tensor,
     g_entropy: Tensor,
+    dtype: torch.dtype,
     scale: float,
     softcap: float | None,
     temperature: float,
 ) -> Tensor:
-    """Return the gradient of the products, `[n, V]`: of log p_y and of H, see `token_logprobs`."""
+    """Return the gradient of the products, `[n, V]` in this dtype: of log p_y and of H, see `token_logprobs`."""
     logits = _logits(products, bias, scale, softcap, temperature)
     log_p = logits - total[:, None]
     is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
     gradient = is_target * g_logprob[:, None]
     gradient = gradient - log_p.exp() * (g_logprob[:, None] + g_entropy[:, None] * (log_p + entropy[:, None]))
     slope = 1.0 if softcap is None else 1 - (logits * (temperature / softcap)).square()
-    return gradient * (slope * (scale / temperature))
+    return (gradient * (slope * (scale / temperature))).to(dtype)
 
 
-PLAIN = Kernels(_scores, _gradient)
+PLAIN = Kernels(_product, _scores, _gradient)
 
 
 def compiled(compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Kernels:
-    """Return compiled kernels."""
-    return Kernels(compile(_scores), compile(_gradient))
+    """Return the kernels of this module, compiled but for the product, which is a library's."""
+    return Kernels(_product, compile(_scores), compile(_gradient))

@@ -23,7 +23,7 @@ from cavesson.models.settings import ModelSettings
 from cavesson.plan.fakes import Answers, fake_processes
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.plan.prediction import Memory, Place, of_all_layers
-from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
+from cavesson.plan.roles import as_on_gpu, fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
 from cavesson.plan.skeleton import bytes_of, loading_bytes
 from cavesson.train.in_backward import optimizer_of
@@ -53,6 +53,8 @@ def rollout_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
+            if not place.is_cpu and mesh is None:
+                as_on_gpu(policy, settings.model)
             reference = policy.frozen_reference
             weights = _weights(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
@@ -79,6 +81,8 @@ def example_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             role = sequence_role(settings, tokenizer, classifier, layers)
+            if not place.is_cpu and mesh is None:
+                as_on_gpu(role, settings.model)
             weights = _weights(role.model, settings.model)
             sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(role, optimizer_of(role, settings), settings.algorithm, place.processes)

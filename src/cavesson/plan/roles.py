@@ -1,5 +1,6 @@
 """The models of a run by role on fake tensors, built from configs alone."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,14 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.models.mapped import forward_dtype, mark
 from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
+from cavesson.models.sequences import RewardModel, SequencePolicy
 from cavesson.models.settings import ModelSettings, ReferenceSettings
+from cavesson.ops.piece_logprobs import Kernels, piece_logprobs
 from cavesson.plan.fakes import fake
 from cavesson.plan.largest import LargestRollouts
 from cavesson.plan.skeleton import skeleton
 from cavesson.processes import Processes
+from cavesson.train.ways import compiles, packs
 from cavesson.types import Batch
 
 _TOKEN_COLUMNS = ("logprob", "ref_logprob", "sampler_logprob", "kl_penalty", "entropy", "value")
@@ -53,6 +57,38 @@ def sequence_role(
     role: Any = settings.role(_unread(settings.model, tokenizer, layers, classifier=classifier))
     trunk(role.model).register_forward_pre_hook(_number, with_kwargs=True)
     return fake(role)
+
+
+def as_on_gpu(role: Policy | SequencePolicy | RewardModel, settings: ModelSettings) -> None:
+    """Let a role compute as it does on a GPU, as far as that changes the memory that it needs.
+
+    Rows stay padded, because the largest ones have no padding, and layers are not compiled.
+    """
+    reference = role.frozen_reference if isinstance(role, Policy) else None
+    for one in (role, reference):
+        if isinstance(one, Policy) and (packs(settings) or compiles(settings)):
+            one.shares_prompts = False
+        if isinstance(one, Policy | SequencePolicy):
+            one.logprobs = partial(piece_logprobs, kernels=_FUSED)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y if x.dtype == torch.float32 else torch.mm(x, y, out_dtype=torch.float32)
+
+
+def _scores(products: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Read the products twice, and write a few numbers per row."""
+    return products.amax(-1), products.sum(-1), products.new_empty(len(products))
+
+
+def _gradient(products: Tensor, *known: Any) -> Tensor:
+    """Read the products, and write their gradient."""
+    *_, dtype, _scale, _softcap, _temperature = known
+    return products.to(dtype, copy=True)
+
+
+_FUSED = Kernels(_product, _scores, _gradient)
+"""What compiled kernels read, write and keep."""
 
 
 def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -23,9 +23,17 @@ def way_remarks(role: Role, settings: ModelSettings, processes: Processes) -> li
 def _ways(settings: ModelSettings, processes: Processes) -> Ways | None:
     if processes.device.type != "cuda" or processes.mesh is not None:
         return None
-    compiles = settings.compile == "auto" and settings.quantization is None
-    # PyTorch's kernels for packed sequences compute in 16 bits.
-    return Ways(settings.dtype == "bfloat16", compiler() if compiles else None)
+    return Ways(packs(settings), compiler() if compiles(settings) else None)
+
+
+def packs(settings: ModelSettings) -> bool:
+    """Return whether sequences are packed on a GPU: PyTorch's kernels for them compute in 16 bits."""
+    return settings.dtype == "bfloat16"
+
+
+def compiles(settings: ModelSettings) -> bool:
+    """Return whether layers are compiled on a GPU."""
+    return settings.compile == "auto" and settings.quantization is None
 
 
 @contextmanager
