@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable
 from itertools import product
 
+from cavesson.doctor.derivation import Derivation
 from cavesson.doctor.derive import BY_NAME
-from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.rule import Rule
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
 from cavesson.record.statistics import NEEDS

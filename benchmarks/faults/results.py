@@ -15,7 +15,7 @@ from benchmarks.faults.case import Case
 from benchmarks.faults.planted import FAULTS
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
-from cavesson.doctor.rule import KINDS
+from cavesson.doctor.names import KINDS
 from cavesson.doctor.rules import RULES
 from cavesson.record import Run
 

@@ -13,8 +13,9 @@ from doctor_helpers import healthy, suited
 from late import BEFORE, begun, cut, late, longer, short
 
 import cavesson
-from cavesson.doctor.data import CHANCE, RunData
+from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.windows import lengths, windows
 

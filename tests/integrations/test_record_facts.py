@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cavesson.integrations.trl import dtype_of
+from cavesson.integrations.trl_callback import dtype_of
 from cavesson.integrations.trl_grouped import _ends, watch
 
 

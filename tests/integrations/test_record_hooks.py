@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cavesson.integrations import openrlhf, trl_grouped, verl
-from cavesson.integrations.trl import RecorderCallback, reward_rows, unique
+from cavesson.integrations.trl_callback import RecorderCallback, reward_rows, unique
 from cavesson.record import open as open_run
 from cavesson.record.padding import padded
 

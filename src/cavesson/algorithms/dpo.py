@@ -124,4 +124,4 @@ class DPORun(ExampleRun):
             return examples
         from cavesson.algorithms.reference_logprobs import with_reference
 
-        return with_reference(examples, role, processes, folder, step, self)
+        return with_reference(examples, role, processes, folder, step, self, self.reference)

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cavesson.algorithms.dpo import DPORun
 from cavesson.algorithms.micro_batches import micro_batches
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, PairTokens
 from cavesson.data.order import InMemory, Mixed
 from cavesson.errors import UserError
+from cavesson.models.settings import FrozenSettings
 from cavesson.models.sharding import place
 from cavesson.models.trained import load_start
 from cavesson.models.vocabulary import check_vocabulary
@@ -29,7 +30,8 @@ def with_reference(
     processes: Processes,
     folder: Path,
     step: int,
-    settings: DPORun,
+    settings: ExampleRun,
+    reference: FrozenSettings,
 ) -> Examples[PairTokens]:
     """Add to every pair the log-probabilities of both responses under the reference.
 
@@ -41,20 +43,21 @@ def with_reference(
         processes: each scores its share.
         folder: of the run, where the log-probabilities are kept for a resumed run.
         step: the next step; after the first step, the policy can no longer serve as its own reference.
-        settings: of the run, which name the reference and determine the batches.
+        settings: of the run, which determine the batches.
+        reference: the model that is the reference.
 
     Raises:
         UserError: the reference has a different vocabulary, or its saved log-probabilities are missing or belong to
             different data.
     """
-    start = settings.reference.start(settings.model.dtype)
+    start = reference.start(settings.model.dtype)
     if start is not None:
-        reference = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
-        check_vocabulary(reference, "reference", start, role.model, settings.model)
-        role = settings.role(reference)
+        model = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
+        check_vocabulary(model, "reference", start, role.model, settings.model)
+        role = settings.role(model)
         place(role, processes)
     train, held_out = examples.train, examples.held_out
-    assert isinstance(train, InMemory | Mixed), "DPORun refuses streams"
+    assert isinstance(train, InMemory | Mixed), "a run with a reference refuses streams"
     pairs = [*train.items, *held_out]
     path = folder / _FILE
     if path.exists():
@@ -92,7 +95,7 @@ def _score(
     examples: Examples[PairTokens],
     model: nn.Module,
     processes: Processes,
-    settings: DPORun,
+    settings: ExampleRun,
 ) -> Tensor:
     """Return the summed log-probabilities `[N, 2]` of the chosen and rejected responses.
 
@@ -123,7 +126,7 @@ def _score(
 
 
 def _batches(
-    pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: DPORun
+    pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
 ) -> Iterator[list[int]]:
     """Yield this process's share of every batch, as indices of pairs.
 

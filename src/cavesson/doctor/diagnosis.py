@@ -10,7 +10,7 @@ import numpy as np
 from cavesson.doctor.advice import Names, names_for
 from cavesson.doctor.counterparts import Counterparts, counterparts
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.derivation import Derivation
+from cavesson.doctor.derivation import Derivation
 from cavesson.doctor.finding import Phrase, Reading, Skipped
 from cavesson.doctor.onset import with_onset
 from cavesson.doctor.proposal import proposal

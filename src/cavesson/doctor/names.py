@@ -1,7 +1,10 @@
-"""The names that other trainers use for the metrics and settings that the rules read."""
+"""The names of what the rules read: kinds of data, and the names of metrics and settings in other trainers."""
 
 import re
 from collections.abc import Iterator
+
+KINDS = ("info", "steps", "rows", "tokens", "turns")
+"""What a rule may need."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl",),

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.data import CHANCE, RunData
+from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.onset import of_events
+from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.series import Array, Series, earliest, over_median, since, smoothed, trend
 
 HIGH = 10.0

@@ -7,12 +7,11 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, get_args
 
 from cavesson.doctor.finding import Phrase, Reading, Severity
+from cavesson.doctor.names import KINDS
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-KINDS = ("info", "steps", "rows", "tokens", "turns")
-"""What a rule may need."""
 PLACES = ("rows.NAME", "tokens.NAME", "turns.NAME", "steps.METRIC", "info.PATH")
 """How a need names what it needs."""
 APPLIES = {

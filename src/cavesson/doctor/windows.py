@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from cavesson.doctor.data import CHANCE, RunData
+from cavesson.doctor.data import RunData
+from cavesson.doctor.recorded import CHANCE
 
 SHORTEST = 16
 """Minimum number of steps of a window."""

@@ -6,9 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cavesson.importers.prime_annotations import Annotations
 from cavesson.importers.reading import File, Record, parse, parse_exactly, readable
-from cavesson.importers.rollout import Broken, Format, ImportedRollout, Inexact, Origin, Tokenizer
+from cavesson.importers.rollout import Annotations, Broken, Format, ImportedRollout, Inexact, Origin, Tokenizer
 from cavesson.importers.tables import tables_of
 from cavesson.importers.texts import with_texts
 from cavesson.record.compaction import write_uncommitted

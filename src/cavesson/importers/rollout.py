@@ -3,13 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cavesson.importers.packing import Values
 from cavesson.record.splits import HELD_OUT
-
-if TYPE_CHECKING:
-    from cavesson.importers.prime_annotations import Annotations
 
 
 class Broken(Exception):
@@ -74,6 +71,16 @@ class ImportedRollout(NamedTuple):
     """Turns of an episode in their order: columns of the record's turns, as far as they are known."""
 
 
+class Annotations(Protocol):
+    """What is written about records after them, in separate files."""
+
+    def read(self, streams: Sequence[Path], last: bool) -> Sequence[tuple[Path, Any, str]]:
+        """Read what is new; return what is broken: its file, the line if there is one, and the reason."""
+
+    def add_to(self, record: Mapping[str, Any]) -> None:
+        """Add to a record what has been written about it."""
+
+
 @dataclass(frozen=True)
 class Format:
     """An import format. To add one, define it in a new file and add it to the table in ``importers/__init__.py``."""
@@ -94,7 +101,7 @@ class Format:
     """Whether no table of Weights & Biases repeats rows of an earlier one, so that they can be followed."""
     one_run: bool = True
     """Whether files of the same step or name in different folders are those of different runs."""
-    annotations: "Callable[[], Annotations] | None" = None
+    annotations: Callable[[], Annotations] | None = None
     """What is written about records after them, in separate files; None = nothing."""
     check: Callable[[Iterable[Mapping[str, Any]]], None] = lambda records: None
     """Checks the first records; raises ``UserError``."""

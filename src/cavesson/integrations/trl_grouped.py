@@ -15,7 +15,7 @@ from cavesson.importers.turns import Turn, sources_of, spans_of, turns_of
 from cavesson.integrations.drawn import Drawn
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.timed_tools import Times, timed_tools
-from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
+from cavesson.integrations.trl_callback import RecorderCallback, reward_rows, text_rows, truths_of
 from cavesson.record.precision import Array
 from cavesson.record.schema import SOURCE_CODES
 

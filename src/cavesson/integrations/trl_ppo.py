@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.integrations.tensors import as_array, without_padding
-from cavesson.integrations.trl import RecorderCallback
+from cavesson.integrations.trl_callback import RecorderCallback
 from cavesson.record.precision import Array
 
 COLUMNS = {

@@ -131,7 +131,9 @@ def _answer(task: dict[str, Any]) -> pa.Table:
 def _answered(run: Run, found: LiveSegments, task: dict[str, Any]) -> pa.Table:
     """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
-    connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
+    connection = connect(
+        run.storage, found, task["text"], run.computed, memory_limit=memory, temp_directory="", threads="2"
+    )
     used = [kind for kind in KINDS if kind in task["text"].lower()]
     paths = [run.storage.path(s.name(kind)) for kind in used for s in files_of(run.storage, found, kind)]
     # The views name the files as patterns, and DuckDB checks these paths too.

@@ -361,11 +361,16 @@ class Run:
         assert isinstance(found, polars.DataFrame)
         return found
 
+    @property
+    def computed(self) -> dict[str, Callable[[], pa.Table]]:
+        """The tables that queries know beside those of files."""
+        return {"rollups": self.rollups, "vocabulary": lambda: self.vocabulary}
+
     def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
         """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary`` as of now."""
         from cavesson.record.views import connect
 
-        return self.consistent(lambda found: connect(self, found, query).sql(query))
+        return self.consistent(lambda found: connect(self.storage, found, query, self.computed).sql(query))
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
         """Return the text of each id; an id without a text is written as its number, as in ``<17>``."""

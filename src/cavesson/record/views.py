@@ -1,8 +1,7 @@
 """Expose the record as views of a DuckDB connection."""
 
 import glob
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
@@ -22,9 +21,6 @@ from cavesson.record.schema import (
 from cavesson.record.segments import Kind, LiveSegments, Segment, growing
 from cavesson.record.storage import Storage
 
-if TYPE_CHECKING:
-    from cavesson.record.reader import Run
-
 DUCKDB = {
     "autoinstall_known_extensions": "false", "autoload_known_extensions": "false", "allow_community_extensions": "false"
 }  # fmt: skip
@@ -34,32 +30,34 @@ _COLUMNS: dict[Kind, Sequence[Column]] = {
 }  # fmt: skip
 
 
-def connect(run: "Run", found: LiveSegments, query: str, **config: str) -> duckdb.DuckDBPyConnection:
+def connect(
+    files: Storage, found: LiveSegments, query: str, computed: Mapping[str, Callable[[], pa.Table]], **config: str
+) -> duckdb.DuckDBPyConnection:
     """Return a connection with the views that the query may use.
 
     Args:
-        run: Run whose record is read.
+        files: The folder of the run.
         found: The segments of the run to read.
         query: Only views whose names occur here are created, because a view opens every file to read its columns.
+        computed: Tables of the run that no file has as they are, by name.
         config: DuckDB's settings.
 
     Raises:
         FileNotFoundError: A compaction has just removed what ``found`` names.
     """
     connection = duckdb.connect(config={**DUCKDB, **config})
-    if run.storage.filesystem is not None:
-        connection.register_filesystem(run.storage.filesystem)
+    if files.filesystem is not None:
+        connection.register_filesystem(files.filesystem)
     wanted = [kind for kind in _COLUMNS if kind in query.lower()]
-    grown = _growing(run.storage, found, wanted)
+    grown = _growing(files, found, wanted)
     try:
         for kind in wanted:
-            _create_view(connection, run, kind, found, grown[kind])
+            _create_view(connection, files, kind, found, grown[kind])
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from error
-    if "rollups" in query.lower():
-        connection.register("rollups", run.rollups())
-    if "vocabulary" in query.lower():
-        connection.register("vocabulary", run.vocabulary)
+    for name, table in computed.items():
+        if name in query.lower():
+            connection.register(name, table())
     return connection
 
 
@@ -87,19 +85,19 @@ def files_of(files: Storage, found: LiveSegments, kind: Kind) -> list[Segment]:
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, run: "Run", kind: Kind, found: LiveSegments, grown: list[pa.Table]
+    connection: duckdb.DuckDBPyConnection, files: Storage, kind: Kind, found: LiveSegments, grown: list[pa.Table]
 ) -> None:
     """Create a view with every declared column, whether or not any file has it."""
     parts = [f"{kind}_declared"]
     connection.register(parts[0], arrow_schema(_COLUMNS[kind]).empty_table())
-    settled = files_of(run.storage, found, kind)
+    settled = files_of(files, found, kind)
     whole = [segment for segment in settled if segment.stop > segment.last]
     cut = [segment for segment in settled if segment.stop <= segment.last]
     for number, (some, stop) in enumerate([(whole, None), *(([segment], segment.stop) for segment in cut)]):
         if some:
             name = f"{kind}_recorded_{number}"
             # DuckDB interprets names as glob patterns.
-            paths = [glob.escape(run.storage.path(segment.name(kind))) for segment in some]
+            paths = [glob.escape(files.path(segment.name(kind))) for segment in some]
             _current(connection.read_parquet(paths, union_by_name=True), kind).create_view(name)
             parts.append(name if stop is None else f"{name} WHERE step < {stop}")
     for number, table in enumerate(grown):

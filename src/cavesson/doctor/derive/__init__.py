@@ -1,7 +1,7 @@
 """What the record of a run lacks and its other columns determine."""
 
+from cavesson.doctor.derivation import Derivation
 from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, scores, texts, versions
-from cavesson.doctor.derive.derivation import Derivation
 
 DERIVATIONS: tuple[Derivation, ...] = (
     prompts.equal_prompts,

@@ -1,17 +1,14 @@
 """The advantage of a whole response, where all its tokens have the same one."""
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation, of_sample
+from cavesson.doctor.derivation import Found, derivation, of_sample
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
 
 SAME = 1e-6
 """Largest difference of a token's advantage from the mean of its response, relative to their size."""
@@ -22,7 +19,7 @@ SAME = 1e-6
     needs=["tokens.advantage|rows.extra"],
     how="the advantage that all tokens of a response have, or the one that the log gives it",
 )
-def of_responses(data: "RunData") -> Found:
+def of_responses(data: RecordedData) -> Found:
     sample = data.sample
     values = _of_tokens(sample) if data.recorded("tokens.advantage") else _of_log(sample.rows)
     if not np.isfinite(values).any():

@@ -1,16 +1,13 @@
 """γ, λ and whitening, from values, token rewards, returns and advantages."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
 
 MIN_TOKENS, MIN_STEPS = 40, 3
 ERROR = 0.01
@@ -32,7 +29,7 @@ APART = 5e-3
     needs=["tokens.value", "tokens.token_reward", "tokens.return|tokens.advantage"],
     how="the recursion of returns or advantages from token to token",
 )
-def discount_and_trace(data: "RunData") -> Found:
+def discount_and_trace(data: RecordedData) -> Found:
     sample = data.sample
     this = _followed(sample)
     of_step = _from_returns if sample.has("return") else _from_advantages
@@ -96,7 +93,7 @@ def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
     needs=["tokens.token_reward"],
     how="the variance of the token rewards of each step, and what the returns add up",
 )
-def rewards_whitened(data: "RunData") -> Found:
+def rewards_whitened(data: RecordedData) -> Found:
     sample = data.sample
     if len(sample.rows.steps) < MIN_STEPS:
         return None
@@ -106,7 +103,7 @@ def rewards_whitened(data: "RunData") -> Found:
     return {"info.config.ppo.whiten_rewards": later or are_white(sample)}
 
 
-def recorded_white(data: "RunData") -> bool:
+def recorded_white(data: RecordedData) -> bool:
     """Return whether the recorded token rewards are the whitened ones: TRL's are, Cavesson's are as before."""
     of_trl = str(data.setting("trainer", "")).startswith("trl")
     return bool(data.setting("config.ppo.whiten_rewards")) and (of_trl or are_white(data.sample))
@@ -125,7 +122,7 @@ def are_white(sample: Sample) -> bool:
     needs=["tokens.advantage", "tokens.return", "tokens.value"],
     how="the recorded advantages beside returns − values",
 )
-def advantages_whitened(data: "RunData") -> Found:
+def advantages_whitened(data: RecordedData) -> Found:
     sample = data.sample
     alone = whitened_alone(sample, sample["advantage"]).value
     if len(alone) and np.median(alone) > SHARE_ALONE:  # along the wrong axis, but whitened

@@ -1,17 +1,14 @@
 """How responses end: end tokens, the length limit, and which of both ended each response."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
 
 MIN_RESPONSES = 5
 """Responses that must end in a token before it counts as an end token."""
@@ -32,7 +29,7 @@ SIGNS = 5
 
 
 @derivation(gives=["tokens.token_id"], needs=["tokens.token"], how="tokens with the same text are the same token")
-def same_texts(data: "RunData") -> Found:
+def same_texts(data: RecordedData) -> Found:
     return {"tokens.token_id": _numbered}
 
 
@@ -48,7 +45,7 @@ def _numbered(sample: Sample) -> Array:
     how="the tokens with the name of an end token; else those that responses shorter than the longest end in, and that "
     "nothing but padding follows",
 )
-def end_tokens(data: "RunData") -> Found:
+def end_tokens(data: RecordedData) -> Found:
     sample = data.sample
     named = named_ends(data)
     if len(named):
@@ -66,7 +63,7 @@ def end_tokens(data: "RunData") -> Found:
     return {"info.eos_token_ids": found}
 
 
-def named_ends(data: "RunData") -> Array:
+def named_ends(data: RecordedData) -> Array:
     """Return the tokens with the name of an end token, by their texts or the vocabulary; none if neither is known."""
     sample = data.sample
     if not sample.recorded("token"):
@@ -123,7 +120,7 @@ def _inside(sample: Sample, token: float, padding: Array) -> int:
     needs=["rows.length", "info.eos_token_ids|rows.response", "tokens.token_id|rows.response"],
     how="the longest length, at which many responses stop without an end",
 )
-def length_limit(data: "RunData") -> Found:
+def length_limit(data: RecordedData) -> Found:
     limit = int(np.nanmax(data.rows["length"]))
     length = data.sample.rows["length"]
     longest, shorter = length == limit, length < limit
@@ -163,7 +160,7 @@ def _stop_elsewhere(rows: Rows, longest: Array, shorter: Array) -> bool:
     ],
     how="responses of the greatest length count as cut; the others have ended",
 )
-def finish_reasons(data: "RunData") -> Found:
+def finish_reasons(data: RecordedData) -> Found:
     limit = data.setting("config.sampling.max_new_tokens")
     if data.has("info.eos_token_ids") and data.has("tokens.token_id"):
         rows = data.sample.rows

@@ -1,20 +1,18 @@
 """The KL penalty, from token rewards and log-ratios: they are proportional on all tokens but the one with the score."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from cavesson.doctor.derivation import Found, derivation
 from cavesson.doctor.derive.critic import recorded_white
-from cavesson.doctor.derive.derivation import Found, derivation
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.groups import mean_of
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
 
 MATCHED = 0.9
 """Smallest share of the tokens that the penalty must explain."""
@@ -55,7 +53,7 @@ class Fit(NamedTuple):
     ],
     how="token rewards or advantages beside log-ratios; its size, not its sign",
 )
-def kl_penalty(data: "RunData") -> Found:
+def kl_penalty(data: RecordedData) -> Found:
     if data.traits.get("kl_place", "unknown") is None:
         return {"rows.kl_coef": lambda rows: np.zeros(len(rows))}
     fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else of_advantages(data.sample)
@@ -76,7 +74,7 @@ def kl_penalty(data: "RunData") -> Found:
     needs=["info.kl.place", "info.kl.estimator", "rows.advantage", "rows.reward", "rows.group"],
     how="the penalty is part of the reward, and a response has one advantage",
 )
-def penalised_advantages(data: "RunData") -> Found:
+def penalised_advantages(data: RecordedData) -> Found:
     def column(rows: Rows) -> Array:
         return rows["advantage"]
 

@@ -1,21 +1,17 @@
 """Groups of the rollouts that are judged, from the texts of the prompts; others have none (NaN)."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.record.keys import rollout_keys
 from cavesson.record.splits import HELD_OUT, of_split
 
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
-
 
 @derivation(gives=["rows.group"], needs=["rows.prompt"], how="equal prompts")
-def equal_prompts(data: "RunData") -> Found:
+def equal_prompts(data: RecordedData) -> Found:
     judged = HELD_OUT if data.only_held_out else "train"
     table = of_split(data.run.rows(["step", "sample", "split", "prompt"]), judged)
     prompts = table["prompt"].combine_chunks().dictionary_encode()

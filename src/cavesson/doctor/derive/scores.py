@@ -1,15 +1,11 @@
 """How far the policy moves, and how far training is from scoring, where no trainer measured it."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
 
 SMALLEST = 1e-3
 """Nats by which a policy that moves is further from a reference that does not."""
@@ -26,7 +22,7 @@ CLEAR = 3.0
     needs=["steps.policy/approx_kl", "tokens.logprob", "tokens.ref_logprob"],
     how="the update of the first step beside the distance from the reference at the next",
 )
-def distance_before_training(data: "RunData") -> Found:
+def distance_before_training(data: RecordedData) -> Found:
     """Return the part of the first step's approximate KL that the policy's movement does not explain.
 
     Let π₀ score the first step's responses and π₁ those of the next. On the way from π₀ to π₁, no pass of the update
@@ -56,7 +52,7 @@ def distance_before_training(data: "RunData") -> Found:
     needs=["steps.policy/clip_fraction", "info.config.num_iterations"],
     how="the clipped tokens of updates before which nothing has changed, whose ratio is off by the clip range or more",
 )
-def clipped_at_once(data: "RunData") -> Found:
+def clipped_at_once(data: RecordedData) -> Found:
     """Return what the clipped tokens alone make of the approximate KL where a step of TRL is a single update.
 
     It is a lower bound, so nothing is returned where hardly a token is clipped.
@@ -77,7 +73,7 @@ def clipped_at_once(data: "RunData") -> Found:
     needs=["tokens.logprob", "tokens.ref_logprob"],
     how="how much the distance from the reference grows from one step to the next",
 )
-def movement(data: "RunData") -> Found:
+def movement(data: RecordedData) -> Found:
     """Return an estimate of the KL per token between the policies of two steps that follow each other.
 
     For policies that are near each other, √(2·KL) is a distance (Fisher-Rao), so that the policy moves by at least the
@@ -106,7 +102,7 @@ def _error(sample: Sample, values: Array, step: int) -> float:
     return float(np.sqrt(np.sum((total - total.sum() / whole * count) ** 2))) / whole
 
 
-def _moved_once(data: "RunData", first: int) -> bool:
+def _moved_once(data: RecordedData, first: int) -> bool:
     """Return whether the first step is of the initial policy and the next of a later one, as far as it is known."""
     version = data.rows["policy_version"]
     now, then = (version[data.rows.step == step] for step in (first, first + 1))

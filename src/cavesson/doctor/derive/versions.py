@@ -1,16 +1,11 @@
 """What a record says of the weights: which ones sampled a response, and whether they change."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation, of_sample
+from cavesson.doctor.derivation import Found, derivation, of_sample
+from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, trend
-
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
-
 
 CHANGED = 0.02
 """Nats by which a log-probability must differ between two steps; the record rounds them to eleven bits."""
@@ -18,7 +13,7 @@ MIN_TOKENS = 8
 """Tokens that must recur."""
 
 
-def policy_changes(data: "RunData") -> bool:
+def policy_changes(data: RecordedData) -> bool:
     """Return whether there is evidence that the policy changes during training.
 
     It is a metric; or the same first token of the same prompt with different log-probabilities in two steps; or a trend
@@ -60,7 +55,7 @@ def recurring(sample: Sample, column: str) -> Array:
     needs=["tokens.sampler_version"],
     how="the weights that sampled the first token of the response",
 )
-def policy_versions(data: "RunData") -> Found:
+def policy_versions(data: RecordedData) -> Found:
     sample = data.sample
     first = sample.position == 0
     version = np.full(len(sample.rows), np.nan)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.data import CHANCE, RunData
+from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import rounded
+from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,14 +11,11 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.record.keys import rollout_keys
 
-if TYPE_CHECKING:
-    from cavesson.doctor.data import RunData
-
 Found = Mapping[str, Any] | None
 """Values by what they are (``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``); None if the data leave
 any doubt. A value is an entry of run.json, a metric (``Series``), or a function from the rollouts (``Rows``) or tokens
 (``Sample``) to the column."""
-Function = Callable[["RunData"], Found]
+Function = Callable[[Any], Found]  # of RecordedData, which has derivations
 
 
 @dataclass(frozen=True)
