@@ -32,7 +32,7 @@ test-engines-quick: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
 # On a machine with a GPU; see docs/gpu.md.
 gpu: $(INSTALLED)
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py

@@ -1,102 +1,76 @@
-"""PPO and GRPO on a GPU: speed of sampling and of updates, model FLOP utilisation, and peak memory.
+"""Training and sampling on a GPU: every figure of docs/gpu.md, in one call of under eight minutes.
 
-    make gpu                                              # on a machine with a GPU: the tests marked gpu, then this
-    python benchmarks/gpu.py --size 7b --algorithm ppo
-    python benchmarks/gpu.py --size tiny --response 16    # on a CPU, to see that it runs
+    make gpu                                         # on a machine with a GPU: the tests marked gpu, then this
+    python benchmarks/gpu.py --out gpu.jsonl         # each line is on the screen and in the file before the next begins
+    python benchmarks/gpu.py --only grpo-7b mixed    # some lines
+    python benchmarks/gpu.py --tiny                  # on a CPU, with tiny models: a rehearsal
 
 The models have the sizes of Qwen2.5 and random weights, made here; nothing is downloaded. What is measured, and what is
 counted as a FLOP, is explained in docs/gpu.md.
 """
 
+import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
+import traceback
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
+from gpu_plain import bound, trl
+from gpu_work import GROUP, PROMPT, SIZES, Size, forward_flops, peak_tflops, save_model, texts, update_flops
+from transformers import AutoConfig
 
+import cavesson
 from cavesson import Training
-from cavesson.models.tiny import tiny_tokenizer
 from cavesson.plan.devices import DEVICES
 from cavesson.registry import ALGORITHMS
 
-PROMPT = 64
-"""tokens of every prompt"""
-GROUP = 8
-"""responses to a prompt"""
-PEAKS = {
-    "B200": 2250, "H200 NVL": 835, "H200": 989, "H100 NVL": 835, "H100 PCIe": 756, "H100": 989, "A100": 312,
-    "L40S": 362, "RTX 4090": 165,
-}  # fmt: skip
-"""dense bfloat16 TFLOP/s by NVIDIA's data sheets, by a part of the GPU's name; the first that fits counts"""
+WARM_UP = 2
+"""first steps, which compile and record, and do not count"""
+SHARED_MEMORY = Path("/dev/shm")
+"""where models are written if there is room"""
+Figures = dict[str, list[float]]
 
 
-class Size(NamedTuple):
-    """A model, and settings under which its training fits a GPU with 80 GB."""
+class Place(NamedTuple):
+    """Where a line measures."""
 
-    config: dict[str, Any]
-    batch: int
-    micro: int
-    lora: bool
-
-
-_QWEN = {"vocab_size": 151936, "max_position_embeddings": 32768, "rope_parameters": {"rope_theta": 1e6}}
-SIZES = {
-    "0.5b": Size(
-        {**_QWEN, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-         "num_key_value_heads": 2, "tie_word_embeddings": True}, 64, 16, False,
-    ),
-    # All weights would take 18 bytes each: bfloat16, and in float32 a copy, the gradient and two averages.
-    "7b": Size(
-        {**_QWEN, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-         "num_key_value_heads": 4, "tie_word_embeddings": False}, 64, 8, True,
-    ),
-    "tiny": Size(
-        {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}, 16, 8, True,
-    ),
-}  # fmt: skip
+    size: Size
+    folder: Path
+    """holds the model, and what the line writes"""
+    device: str
+    rounds: int
+    peak: float | None
+    """TFLOP/s of the device, if given"""
 
 
-def save_model(size: Size, folder: Path) -> None:
-    """Save a model with random weights, in bfloat16, and a tokenizer with a token per byte."""
-    torch.manual_seed(0)
-    config = Qwen2Config(**size.config, bos_token_id=None, eos_token_id=0, pad_token_id=1, dtype=torch.bfloat16)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            Qwen2ForCausalLM(config).save_pretrained(folder)
-    finally:
-        torch.set_default_dtype(before)
-    tiny_tokenizer().save_pretrained(folder)
-
-
-def settings_of(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[str, Any]:
-    """Settings of a run whose step is one pass over its responses."""
-    return {
-        "run": str(folder / "run"),
-        "steps": given.rounds + 1,
-        "batch_size": size.batch,
-        "samples_per_prompt": GROUP,
-        "model": {
-            "path": str(folder / "model"), "dtype": "bfloat16", "gradient_checkpointing": True,
-            **({"lora": {"rank": 16, "alpha": 32}} if size.lora else {}),
-            **({"device": given.device} if given.device else {}),
-        },
-        # A token that no text has: every response has its full length.
-        "sampling": {"max_new_tokens": given.response, "eos_token_ids": [size.config["vocab_size"]]},
-        "update": {"micro_batch_size": size.micro, "mini_batches": 1, "epochs": 1},
-        "kl": {"coef": 0.05},
-        "checkpoint": {"every": 0},
-        "doctor": {"on_finding": "ignore"},
+def settings_of(algorithm: str, place: Place, run: str = "run") -> dict[str, Any]:
+    """Return settings of a run whose step is one pass over its responses or examples."""
+    size, folder = place.size, place.folder
+    values: dict[str, Any] = {
+        "run": str(folder / run), "steps": place.rounds + WARM_UP, "batch_size": size.batch,
+        "model": {"path": str(folder / "model"), "dtype": "bfloat16", "device": place.device},
+        "update": {"micro_batch_tokens": size.micro},
+        "checkpoint": {"every": 0}, "doctor": {"on_finding": "ignore"},
     }  # fmt: skip
+    if size.lora:
+        values["model"]["lora"] = {"rank": 16, "alpha": 32}
+    if algorithm in ("sft", "dpo", "reward-model"):
+        del values["doctor"]
+        return values
+    # A token that no text has: every response has its full length.
+    values["sampling"] = {"max_new_tokens": size.response, "eos_token_ids": [size.config["vocab_size"]]}
+    values["update"] |= {"mini_batches": 1, "epochs": 1}
+    return {**values, "samples_per_prompt": GROUP, "kl": {"coef": 0.05}}
 
 
 def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
@@ -104,110 +78,124 @@ def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
     return [float(len(set(response))) for response in responses]
 
 
-def forward_flops(config: Any, responses: int, prompt: int, response: int) -> tuple[float, float]:
-    """Return the FLOPs of a forward pass over responses: of its products with weights, and of attention.
-
-    A weight matrix takes 2 FLOPs per weight and token. The output head is applied to response tokens alone. Attention
-    takes 2 · width · length² per layer, since a token sees half of the others on average.
-    """
-    width, length = config.hidden_size, prompt + response
-    matrices = 2 * (layer_weights(config) * length + width * config.vocab_size * response)
-    attention = config.num_hidden_layers * 2 * width * length**2
-    return float(responses * matrices), float(responses * attention)
-
-
-def layer_weights(config: Any) -> int:
-    """Return the number of weights in the matrices of all layers."""
-    width, head = config.hidden_size, config.hidden_size // config.num_attention_heads
-    keys = config.num_key_value_heads * head
-    layer = 2 * width * width + 2 * width * keys + 3 * width * config.intermediate_size
-    return int(config.num_hidden_layers * layer)
-
-
-def update_flops(config: Any, trained: int, responses: int, prompt: int, response: int) -> float:
-    """Return the FLOPs of the forward and the backward pass over responses, without what is recomputed.
-
-    Backward, a weight matrix takes 2 FLOPs per weight and token for the gradient of its input, and 2 for its own if it
-    is trained; attention takes twice as many as forward.
-
-    Args:
-        config: of the model.
-        trained: trained weights; fewer than those of the layers are adapters.
-        responses: number of responses.
-        prompt: tokens of a prompt.
-        response: tokens of a response.
-    """
-    matrices, attention = forward_flops(config, responses, prompt, response)
-    if trained >= layer_weights(config):
-        return 3 * matrices + 3 * attention
-    return 2 * matrices + 3 * attention + 6.0 * trained * responses * (prompt + response)
-
-
-def learning_flops(training: Training, config: Any, size: Size, response: int) -> float:
+def learning_flops(training: Training, place: Place) -> float:
     """Return the FLOPs that the scoring and the update of a step need.
 
     These are the passes of the policy that learn, a forward pass of the reference, and where advantages depend on
     scores, so that all responses are scored before any is learned from, one more of the policy.
     """
+    size, config = place.size, AutoConfig.from_pretrained(place.folder / "model")
     trained = sum(p.numel() for p in training.trainer.learner.model.parameters() if p.requires_grad)
     passes = 2 if training.settings.algorithm.credits_scores else 1
-    forward = sum(forward_flops(config, size.batch, PROMPT, response))
-    return update_flops(config, trained, size.batch, PROMPT, response) + passes * forward
+    forward = sum(forward_flops(config, size.batch, PROMPT, size.response))
+    return update_flops(config, trained, size.batch, PROMPT, size.response) + passes * forward
 
 
-def peak_tflops(device: torch.device, given: float | None) -> float | None:
-    """Return the dense bfloat16 TFLOP/s of the GPU, or None if they are not known."""
-    if given is not None or device.type != "cuda":
-        return given
-    name = torch.cuda.get_device_name(device)
-    return next((float(peak) for part, peak in PEAKS.items() if part in name), None)
-
-
-def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[str, Any]:
-    """Train, and return the figures of every step but the first, which warms up."""
-    values = settings_of(algorithm, size, folder, given)
-    training = Training(
-        ALGORITHMS[algorithm].settings.model_validate(values),
-        prompts=["".join(chr(97 + (n * 7 + i) % 26) for i in range(PROMPT)) for n in range(size.batch // GROUP)],
-        rewards=variety,
-    )
+def trained(training: Training, place: Place) -> tuple[list[dict[str, float]], Figures]:
+    """Train, and return the metrics of the steps that count, and what every algorithm has figures of."""
     device = training.processes.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    metrics = training.run(lambda step, seen: None).metrics[1 : given.rounds + 1]
-    flops = learning_flops(training, AutoConfig.from_pretrained(folder / "model"), size, given.response)
-    peak = peak_tflops(device, given.peak)
-    tokens = size.batch * given.response
-    learning = [seen["time/score"] + seen["time/update"] for seen in metrics]
-    found = {
-        "step, s": [seen["time/total"] for seen in metrics],
-        "sampled tokens/s": [tokens / seen["time/generate"] for seen in metrics],
-        "learning, s": learning,
-        "learning TFLOP/s": [flops / seconds / 1e12 for seconds in learning],
-    }
-    if peak is not None:
-        found["utilisation, %"] = [100 * each / peak for each in found["learning TFLOP/s"]]
+    metrics = training.run(lambda step, seen: None).metrics
+    counted = metrics[WARM_UP : WARM_UP + place.rounds]
+    steps = [seen["time/total"] for seen in counted]
+    figures: Figures = {"step, s": steps, "first, s more": [metrics[0]["time/total"] - median(steps)]}
     if device.type == "cuda":
-        found["peak memory, GB"] = [torch.cuda.max_memory_allocated(device) / 1e9]
-        found["peak reserved, GB"] = [torch.cuda.max_memory_reserved(device) / 1e9]
-    return found
+        figures["peak memory, GB"] = [torch.cuda.max_memory_allocated(device) / 1e9]
+        figures["peak reserved, GB"] = [torch.cuda.max_memory_reserved(device) / 1e9]
+    return counted, figures
 
 
-def predicted_gb(algorithm: str, size: Size, folder: Path, given: Namespace) -> float | None:
-    """Return the peak memory that `cavesson plan` predicts for the recipe, or None if it does not know the device."""
-    is_cpu = given.device == "cpu" or not torch.cuda.is_available()
-    name = "cpu" if is_cpu else torch.cuda.get_device_name(given.device).lower()
+def rollouts(algorithm: str) -> Callable[[Place], Figures]:
+    """Return a line of an algorithm that samples: responses of equal length."""
+
+    def measure(place: Place) -> Figures:
+        size, prompts = place.size, texts(place.size.batch // GROUP, PROMPT)
+        kind = ALGORITHMS[algorithm].settings
+        training = Training(kind.model_validate(settings_of(algorithm, place)), prompts=prompts, rewards=variety)
+        counted, figures = trained(training, place)
+        figures |= sampling_and_learning(counted, size.batch * size.response)
+        flops = learning_flops(training, place)
+        peak = peak_tflops(training.processes.device, place.peak)
+        if peak is not None:
+            figures["utilisation, %"] = [100 * flops / each / 1e12 / peak for each in figures["learning, s"]]
+        return figures | predicted(algorithm, place)
+
+    return measure
+
+
+def sampling_and_learning(counted: list[dict[str, float]], tokens: float) -> Figures:
+    """Return the figures of steps that sampled so many tokens each."""
+    return {
+        "sampled tokens/s": [tokens / seen["time/generate"] for seen in counted],
+        "learning, s": [seen["time/score"] + seen["time/update"] for seen in counted],
+    }
+
+
+def examples(algorithm: str) -> Callable[[Place], Figures]:
+    """Return a line of an algorithm that learns from given examples, of the lengths of the others' work."""
+
+    def measure(place: Place) -> Figures:
+        size, data = place.size, place.folder / "data.jsonl"
+        prompt, *answers = (texts(size.batch, n) for n in (PROMPT, size.response, size.response - 1))
+        names = ("prompt", "response") if algorithm == "sft" else ("prompt", "chosen", "rejected")
+        rows = zip(prompt, *answers[: len(names) - 1], strict=True)
+        data.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+        values = {**settings_of(algorithm, place), "data": {"path": str(data)}}
+        counted, figures = trained(Training(ALGORITHMS[algorithm].settings.model_validate(values)), place)
+        figures["learned tokens/s"] = [seen["data/tokens"] / seen["time/update"] for seen in counted]
+        return figures
+
+    return measure
+
+
+def mixed(place: Place) -> Figures:
+    """Learn from responses of geometric lengths to prompts of 64 to 512 tokens, and from equally many of equal length.
+
+    Lengths are geometric if each token may end a response: of a random model, a share of the vocabulary does.
+    """
+    size, vocabulary = place.size, place.size.config["vocab_size"]
+    low, high, mean = (32, 2048, 256) if size.response > 32 else (2, 32, 8)
+    ends = list(range(2, 2 + vocabulary // mean))
+    lengths = {"min_new_tokens": low, "max_new_tokens": high, "eos_token_ids": ends}
+    count = size.batch // GROUP
+    prompts = [texts(count, int(PROMPT * 8 ** (n / max(1, count - 1))))[n] for n in range(count)]
+    equal = texts(count, sum(map(len, prompts)) // count)
+    seconds: dict[str, list[float]] = {}
+    figures: Figures = {}
+    for name, asked, sampling in (("mixed", prompts, lengths), ("equal", equal, {"max_new_tokens": low + mean})):
+        values = settings_of("grpo", place, run=name)
+        values["sampling"] |= sampling
+        values["data"] = {"max_prompt_tokens": 8 * PROMPT}
+        training = Training(ALGORITHMS["grpo"].settings.model_validate(values), prompts=asked, rewards=variety)
+        counted, seen = trained(training, place)
+        rows = cavesson.open(training.settings.run).rows(["step", "length"]).to_pydict()
+        tokens = [sum(n for n, at in zip(rows["length"], rows["step"], strict=True) if at == step + WARM_UP)
+                  for step in range(place.rounds)]  # fmt: skip
+        learning = [one["time/score"] + one["time/update"] for one in counted]
+        seconds[name] = [each / n for each, n in zip(learning, tokens, strict=True)]
+        figures |= {f"{name}: {figure}": numbers for figure, numbers in seen.items()}
+        figures[f"{name}: response tokens"] = [float(n) for n in tokens]
+        figures[f"{name}: learning, µs/token"] = [1e6 * each for each in seconds[name]]
+        del training
+        release()
+    return {"mixed beside equal": [median(seconds["mixed"]) / median(seconds["equal"])], **figures}
+
+
+def predicted(algorithm: str, place: Place) -> Figures:
+    """Return the peak memory that `cavesson plan` predicts for the recipe, if it knows the device."""
+    name = "cpu" if place.device == "cpu" else torch.cuda.get_device_name(place.device).lower()
     gpu = next((known for known in ["cpu", *DEVICES] if known in name), None)
     if gpu is None:
-        return None
-    values = settings_of(algorithm, size, folder, given)
-    (folder / "prompts.txt").write_text("\n".join("a" * PROMPT for _ in range(size.batch // GROUP)))
+        return {}
+    folder, values = place.folder, settings_of(algorithm, place)
+    (folder / "prompts.txt").write_text("\n".join("a" * PROMPT for _ in range(place.size.batch // GROUP)))
     values |= {"data": {"path": str(folder / "prompts.txt")}, "rewards": [{"use": "lowercase"}]}
     recipe = folder / f"{algorithm}.toml"
     recipe.write_text(toml(values))
     command = [sys.executable, "-m", "cavesson", "plan", str(recipe), "--command", algorithm, "--gpu", gpu, "--json"]
     (plan,) = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return float(plan["memory"]["peak"]) / 1e9
+    return {"predicted, GB": [float(plan["memory"]["peak"]) / 1e9]}
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -228,48 +216,110 @@ def toml(values: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machine(given: Namespace) -> str:
+def plain(compiles: bool) -> Callable[[Place], Figures]:
+    """Return a line of the plain loss."""
+    return lambda place: bound(place.size, place.device, place.rounds, place.peak, compiles)
+
+
+def beside_trl(place: Place) -> Figures:
+    """Measure TRL, in two steps after one, as each takes more than ten seconds."""
+    return trl(place.size, place.device, place.folder, min(2, place.rounds))
+
+
+LINES: dict[str, tuple[str, Callable[[Place], Figures]]] = {
+    "grpo-0.5b": ("0.5b", rollouts("grpo")),
+    "grpo-7b": ("7b", rollouts("grpo")),
+    "bound-0.5b": ("0.5b", plain(compiles=True)),
+    "mixed": ("0.5b", mixed),
+    "trl-0.5b": ("0.5b", beside_trl),
+    "grpo-1.5b": ("1.5b", rollouts("grpo")),
+    "bound-7b": ("7b", plain(compiles=True)),
+    "ppo": ("0.5b", rollouts("ppo")),
+    "sft": ("0.5b", examples("sft")),
+    "dpo": ("0.5b", examples("dpo")),
+    "reward-model": ("0.5b", examples("reward-model")),
+}
+"""Lines and their models, the most wanted first."""
+
+
+def release() -> None:
+    """Free the memory of what is not used any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def measured(name: str, given: Namespace) -> dict[str, Any]:
+    """Return the figures of a line, or why there are none; nothing that one does stops the next."""
+    size, line = LINES[name]
+    chosen = SIZES[("tiny adapters" if SIZES[size].lora else "tiny") if given.tiny else size]
+    start = perf_counter()
+    bytes_needed = 4 * 10**9 if not SIZES[size].lora else 34 * 10**9
+    roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > bytes_needed
+    with TemporaryDirectory(prefix="cavesson-bench-", dir=SHARED_MEMORY if roomy else gettempdir()) as folder:
+        place = Place(chosen, Path(folder), given.device, given.rounds, given.peak)
+        try:
+            if not name.startswith("bound"):
+                save_model(chosen, given.device, place.folder / "model")
+            found: dict[str, Any] = {"figures": line(place)}
+        except Exception as error:  # the lines after this one are wanted whatever it was
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {error}"}
+    release()
+    return {"line": name, "model": size, "seconds": round(perf_counter() - start, 1), **found}
+
+
+def machine(device: str) -> str:
     """Return the names and versions that figures depend on."""
-    if given.device == "cpu" or not torch.cuda.is_available():
+    if device == "cpu":
         return f"CPU, {os.cpu_count()} cores, torch {torch.__version__}"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    name = torch.cuda.get_device_name(given.device)
+    name = torch.cuda.get_device_name(device)
     return f"{name}, driver {driver}, CUDA {torch.version.cuda}, torch {torch.__version__}"
+
+
+def tell(out: Path | None, entry: dict[str, Any]) -> None:
+    """Print an entry, and append it to the file, which has it whatever comes after."""
+    title = ", ".join(str(value) for name, value in entry.items() if name != "figures")
+    print(title, flush=True)
+    for figure, values in entry.get("figures", {}).items():
+        print(f"  {figure:26} {median(values):.4g} ({min(values):.4g} to {max(values):.4g})", flush=True)
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=SIZES, action="append", help="default: 0.5b and 7b")
-    parser.add_argument("--algorithm", choices=("ppo", "grpo"), action="append", help="default: both")
-    parser.add_argument("--response", type=int, default=512, help="tokens of every response")
-    parser.add_argument("--rounds", type=int, default=5, help="steps that count")
+    parser.add_argument("--only", nargs="+", choices=LINES, default=[*LINES], help="lines; default: all of them")
+    parser.add_argument("--out", type=Path, help="file to which each line is appended as JSON")
+    parser.add_argument("--rounds", type=int, default=3, help="steps that count")
+    parser.add_argument("--seconds", type=float, default=460, help="no line begins after so many")
     parser.add_argument("--peak", type=float, help="dense bfloat16 TFLOP/s of the device, if its name is not known")
     parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU if there is one")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to see that every line runs")
     return parser.parse_args()
 
 
 def main() -> None:
-    given = arguments()
-    sizes = given.size or ["0.5b", "7b"]
-    if (given.device == "cpu" or not torch.cuda.is_available()) and set(sizes) != {"tiny"}:
-        raise SystemExit("this machine has no usable GPU; --size tiny runs on a CPU")
-    print(machine(given))
-    for name in sizes:
-        size = SIZES[name]
-        for algorithm in given.algorithm or ("ppo", "grpo"):
-            with TemporaryDirectory(prefix="cavesson-bench-") as place:
-                save_model(size, Path(place) / "model")
-                found = measure(algorithm, size, Path(place), given)
-                kind = "adapters" if size.lora else "all weights"
-                print(f"{algorithm}, {name}, {kind}, {size.batch} responses of {given.response} tokens, median (range)")
-                for figure, values in found.items():
-                    print(f"  {figure:18} {median(values):.4g} ({min(values):.4g} to {max(values):.4g})", flush=True)
-                predicted = predicted_gb(algorithm, size, Path(place), given)
-            if predicted is not None:
-                print(f"  {'predicted, GB':18} {predicted:.4g}")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+    given, start = arguments(), perf_counter()
+    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if given.device == "cpu" and not given.tiny:
+        raise SystemExit("this machine has no usable GPU; --tiny runs on a CPU")
+    tell(given.out, {"machine": machine(given.device)})
+    failed = False
+    for name in given.only:
+        if perf_counter() - start > given.seconds:
+            tell(given.out, {"line": name, "error": f"not begun after {given.seconds:.0f} s"})
+            failed = True
+            continue
+        entry = measured(name, given)
+        failed |= "error" in entry
+        tell(given.out, entry)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":

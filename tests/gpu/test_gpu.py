@@ -16,10 +16,18 @@ from train_helpers import everything, tiny_flags, tiny_run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import cavesson
+from cavesson.data.prompts import padded_prompts
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy, with_adapters
+from cavesson.models.settings import ModelSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, choose_decoding, full_passes
+from cavesson.sampling.merged import merged_adapters
+from cavesson.sampling.responses import Responses
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
 from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
@@ -93,6 +101,50 @@ def test_a_replayed_step_computes_the_same_bits() -> None:
 
     for one, other in zip(logits("static"), logits("recorded"), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20, "top_p": 0.9}, {"min_new_tokens": 3}])
+def test_a_graph_draws_the_same_tokens(filters: dict[str, Any]) -> None:
+    """The draw is part of the graph, also of one that was recorded again after rows have left or been replaced."""
+    policy = Policy(prepare(tiny_model(seed=3))).to("cuda")
+    prompts = padded_prompts([[2 + n, 3, 4 + n % 5] for n in range(24)])
+    settings = SamplingSettings(random_length=(4, 20), batch_size=16, **filters)
+
+    def sampled(kind: CacheKind) -> Responses:
+        sampler = Sampler(policy, tiny_tokenizer(), settings, seed=0)
+        sampler.prepare(24, 3)
+        sampler.decoding = Decoding(kind, replaces=True)
+        return sampler.sample(prompts, 0, range(24))
+
+    one, other = sampled("static"), sampled("recorded")
+    assert one.finish_reasons == other.finish_reasons and torch.equal(one.response_ids, other.response_ids)
+    torch.testing.assert_close(one.sampler_logprob, other.sampler_logprob)  # rows leave at other times
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_merged_for_sampling_leave_no_trace(tmp_path: Path, dtype: str) -> None:
+    flags = {"model__lora__rank": 4, "model__dtype": dtype, "model__device": "cuda", "steps": 2}
+    for merges in ("always", "never"):
+        tiny_run("grpo", tmp_path / merges, **flags, sampling__merge_adapters=merges).run(quiet)
+    assert responses(tmp_path / "always")[:6] == responses(tmp_path / "never")[:6]  # adapters start as nothing
+    seen = cavesson.open(tmp_path / "always").tokens(1).to_pydict()
+    scored, sampler = (torch.tensor(seen[name]) for name in ("logprob", "sampler_logprob"))
+    torch.testing.assert_close(scored, sampler, atol=1e-3 if dtype == "float32" else 0.1, rtol=0)
+
+
+def test_merged_bfloat16_weights_are_restored_on_the_gpu() -> None:
+    model = tiny_model(seed=3).to("cuda", torch.bfloat16)
+    adapted = with_adapters(model, ModelSettings.model_validate({"lora": {"rank": 4}}))
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    before = {name: weight.clone() for name, weight in adapted.state_dict().items()}
+    with merged_adapters(adapted, 7):
+        merged = {name: weight.clone() for name, weight in adapted.state_dict().items()}
+    with merged_adapters(adapted, 7):
+        assert all(torch.equal(weight, merged[name]) for name, weight in adapted.state_dict().items())
+    assert all(torch.equal(weight, before[name]) for name, weight in adapted.state_dict().items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in merged.items())
 
 
 def test_steps_are_replayed_where_their_kernels_can_be_recorded() -> None:

@@ -144,3 +144,17 @@ def test_frequencies_fit_the_probabilities(settings):
     possible = expected.numpy() > 0
     assert counts[~possible].sum() == 0
     assert chisquare(counts[possible], 20_000 * expected.numpy()[possible]).pvalue > 1e-4
+
+
+@given(st.integers(1, 2000), st.floats(0, ALMOST_ONE), st.integers(0, 99))
+def test_a_draw_is_where_the_sum_of_all_before_passes_the_number(tokens: int, uniform: float, seed: int) -> None:
+    """Whatever the pieces: in one sum of exact numbers, in which some tokens have none."""
+    weights = np.random.default_rng(seed).integers(0, 3, tokens)
+    weights[seed % tokens] = 1
+    logprobs = torch.tensor(weights, dtype=torch.float64).log()[None]
+    given = logprobs.clone()
+    seen = int(draw(logprobs, torch.tensor([uniform], dtype=torch.float64)))
+    assert torch.equal(logprobs, given)
+    cumulated = np.cumsum(weights)
+    expected = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
+    assert weights[seen] > 0 and seen == min(expected, int(np.flatnonzero(weights)[-1]))

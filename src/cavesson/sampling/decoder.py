@@ -4,7 +4,7 @@ All rows append to the same column of the cache, so prompts are padded on the le
 batch. Or another prompt takes its place, aligned so that it ends in the current column.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ class ReadPrompts(NamedTuple):
         """Return which of these the prompts `[K, S]` are, `[K]`; None if one of them is not among these."""
         equal = ((ids[:, None] == self.ids) & (mask[:, None] == self.mask)).all(-1)
         return equal.int().argmax(1) if bool(equal.any(1).all()) else None
+
+
+def _unchanged(logits: Tensor) -> Tensor:
+    return logits
 
 
 class Decoder:
@@ -85,16 +89,21 @@ class Decoder:
             self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._columns), value=1)
         return prompts.logits[which]
 
-    def append(self, token: Tensor) -> Tensor:
-        """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
+    def append(self, token: Tensor, then: Callable[[Tensor], Tensor] = _unchanged) -> Tensor:
+        """Append one token `[B]` to each row, and return what `then` returns of the logits `[B, V]` of the next ones.
+
+        A CUDA graph includes it, so it must always be the same, and must read and write the same tensors in place.
+        """
         if self._spare:
             self._make_room(self._cache.layers[0].max_cache_len)
         ids, self._position, self._columns = token[:, None], self._position + 1, self._columns + 1
         if not self._recorded:
             self._mask = pad(self._mask, (0, 1), value=1)
-            return self._next(ids, self._mask, self._position)
+            return then(self._next(ids, self._mask, self._position))
         if self._step is None:
-            self._step = RecordedStep(self._next, (ids, self._mask, self._position), self._cache)
+            self._step = RecordedStep(
+                lambda *inputs: then(self._next(*inputs)), (ids, self._mask, self._position), self._cache
+            )
         return self._step(ids, self._mask, self._position)
 
     def row(self, row: int, ids: Sequence[int]) -> ReadRow:

@@ -2,8 +2,12 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cavesson.sampling.settings import DecodingSettings
+
+_PIECE = 512
+"""Tokens whose probabilities are summed before they are looked at one by one."""
 
 
 def without(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
@@ -33,11 +37,30 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """Return the tokens at which the cumulative probability passes the uniform number: `[B, V]`, `[B]` -> `[B]`.
 
     This needs one random number per row instead of one per row and token, and the draw of a row depends only on its own
-    number. The cumulative sum is in float64, so that rounding does not remove the rarest of 100,000 tokens.
+    number. The cumulative sums are in float64, so that rounding does not remove the rarest of 100,000 tokens. They are
+    made in two levels, of pieces and within one piece, so that most tokens are read once and nothing of their size is
+    written.
     """
-    cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    thresholds = uniforms[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, thresholds, right=True).squeeze(1).clamp_max(logprobs.shape[1] - 1)
+    pieces = _pieces(logprobs)
+    before = pieces.sum(-1, dtype=torch.float64).cumsum(-1)
+    threshold = uniforms[:, None] * before[:, -1:]
+    piece = _first_above(before, threshold)
+    inside = pieces.gather(1, piece[:, :, None].expand(-1, -1, pieces.shape[2])).squeeze(1)
+    start = pad(before, (1, 0)).gather(1, piece)
+    within = _first_above(start + inside.cumsum(-1, dtype=torch.float64), threshold)
+    return (piece * pieces.shape[2] + within).squeeze(1)
+
+
+def _pieces(logprobs: Tensor) -> Tensor:
+    """Return probabilities `[B, P, W]` of tokens `[B, V]` in pieces; the last one is filled with zeros."""
+    width = min(_PIECE, logprobs.shape[1])
+    return pad(logprobs, (0, -logprobs.shape[1] % width), value=-torch.inf).exp_().view(len(logprobs), -1, width)
+
+
+def _first_above(cumulated: Tensor, threshold: Tensor) -> Tensor:
+    """Return where growing numbers `[B, N]` pass a threshold `[B, 1]`, or where they reach their end before it."""
+    below = torch.nextafter(cumulated[:, -1:], torch.zeros_like(threshold))
+    return torch.searchsorted(cumulated, threshold.minimum(below), right=True)
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:

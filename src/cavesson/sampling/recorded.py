@@ -12,13 +12,13 @@ from transformers import StaticCache
 
 
 class RecordedStep:
-    """Replays the computation of logits for inputs of the same shapes.
+    """Replays a computation for inputs of the same shapes.
 
-    The graph reads and writes the memory of its first run: inputs are copied there, and the logits are overwritten by
+    The graph reads and writes the memory of its first run: inputs are copied there, and the result is overwritten by
     the next call. The warm-up and the recording leave the cache as it was.
 
     Args:
-        compute: returns the logits of the inputs, and appends their keys and values to the cache.
+        compute: returns the result of the inputs, and appends their keys and values to the cache. It is called twice.
         inputs: example inputs, of the shapes of all later ones.
         cache: what `compute` appends to; `keeps_tokens_only` must hold.
     """
@@ -31,11 +31,11 @@ class RecordedStep:
         for length in lengths:
             length.sub_(1)
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._logits = compute(*self._inputs)
+            self._result = compute(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the logits; the next call overwrites them."""
+        """Return the result; the next call overwrites them."""
         for kept, given in zip(self._inputs, inputs, strict=True):
             kept.copy_(given)
         self._graph.replay()
-        return self._logits
+        return self._result

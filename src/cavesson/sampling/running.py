@@ -47,6 +47,7 @@ class Running:
         self._index = self._tensor(self.responses)
         self._count = torch.zeros_like(self._index)  # tokens drawn before, for each row
         self._token = self._draw(self._index, self._count, decoder.read())
+        growing.append(self.responses, self._token.tolist())
 
     def left(self) -> list[int]:
         """Return the rows that have not ended."""
@@ -66,7 +67,8 @@ class Running:
     def step(self) -> None:
         """Append the last token of each row, and draw the next one."""
         self._count += 1
-        self._token = self._draw(self._index, self._count, self._decoder.append(self._token))
+        self._token = self._decoder.append(self._token, lambda logits: self._draw(self._index, self._count, logits))
+        self._growing.append(self.responses, self._token.tolist())
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these."""
@@ -88,13 +90,15 @@ class Running:
             self.responses[row] = response
         places, index = self._tensor(rows), self._tensor(responses)
         self._index[places], self._count[places] = index, 0
-        self._token[places] = self._draw(index, self._count[places], self._decoder.replace(places, ids, mask))
+        first = self._draw(index, self._count[places], self._decoder.replace(places, ids, mask))
+        self._token[places] = first
+        self._growing.append(responses, first.tolist())
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self._eos.device)
 
     def _draw(self, index: Tensor, count: Tensor, logits: Tensor) -> Tensor:
-        """Draw a token from each row's logits `[B, V]`, and append it to the response with that index."""
+        """Draw a token from each row's logits `[B, V]`, and note its log-probability in the response of that index."""
         at, settings = count.clamp_max(self._uniforms.shape[1] - 1), self._settings
         allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
         if settings.temperature == 0:
@@ -103,5 +107,4 @@ class Running:
             distribution = sampling_logprobs(allowed, settings)
             token = draw(distribution, self._uniforms[index, at])
         self.logprobs[index, at] = distribution.gather(1, token[:, None]).squeeze(1)
-        self._growing.append(index.tolist(), token.tolist())
         return token

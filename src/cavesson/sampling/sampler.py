@@ -25,6 +25,8 @@ from cavesson.types import Batch
 DROP_AT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
 """Rows that have ended leave the batch when at most this share of the rows still runs. Dropping each at once would cost
 more: the cache is copied, and a CUDA graph is recorded again."""
+SMALLEST: dict[CacheKind, float] = {"recorded": 0.25, "static": 0.0, "growing": 0.0}
+"""The share of the rows from which on none leave: a step of so few takes hardly longer than one of fewer."""
 
 
 class Sampler:
@@ -168,9 +170,9 @@ class Sampler:
         """
         kind, together = self.decoding.cache, replaced_together(at_once)
         ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
-        size = ids.shape[1] + int(limits.max())
-        spare = spare_columns(size) if at_once < len(ids) else 0
-        cache = new_cache(self.policy.model, kind, size + spare)
+        longest = ids.shape[1] + int(limits.max())
+        spare = spare_columns(longest) if at_once < len(ids) else 0
+        cache = new_cache(self.policy.model, kind, longest + spare)
         first = ids[:at_once], mask[:at_once]
         known = [self._kept.pop(row, None) for row in kept]
         decoder = Decoder(self.policy.model, *first, cache, kind == "recorded", spare, known)
@@ -185,7 +187,8 @@ class Sampler:
                 new, waiting = waiting[:together], waiting[together:]
                 running.replace(ended[: len(new)], new, ids[new], mask[new])
                 continue
-            if len(left) <= DROP_AT[kind] * len(running.responses):
+            size = len(running.responses)
+            if size > SMALLEST[kind] * at_once and len(left) <= DROP_AT[kind] * size:
                 self._kept |= running.read(texts, kept)
                 running.keep(left)
             running.step()
