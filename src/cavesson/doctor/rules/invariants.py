@@ -16,6 +16,7 @@ from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
+from cavesson.record.schema import SOURCE_CODES
 
 EXACT, ROUNDED = 1e-3, 0.05
 """Maximum difference between log-probabilities of the same weights, in nats: in float32, and in bfloat16 (8 bits)."""
@@ -290,7 +291,8 @@ def _behind(sample: Sample, ends: Array) -> Array:
     is_end = np.isin(sample["token_id"], ends)
     begins = np.ones(len(sample), bool)
     begins[1:] = (np.diff(sample.line) != 0) | (np.diff(sample.position) != 1)
-    begins[1:] |= sample.trained[1:] & ~sample.trained[:-1] & ~is_end[:-1]
+    inserted = sample.source[:-1] > SOURCE_CODES["sampled"]  # of which the last may be the end token of a user's turn
+    begins[1:] |= sample.trained[1:] & ~sample.trained[:-1] & (inserted | ~is_end[:-1])
     # The running count minus that at the start of the turn.
     before: Array = np.cumsum(is_end) - is_end
     return np.asarray(before > before[np.flatnonzero(begins)][np.cumsum(begins) - 1])
