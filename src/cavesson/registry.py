@@ -77,6 +77,15 @@ ENGINES = {
 }
 
 
+def chosen_by_plan(settings: Any, device: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return what the plan chooses for a run on a device: values of settings by dotted names, and notes on them.
+
+    It is imported on demand: a plan simulates a whole step, and so imports everything that trains.
+    """
+    found: tuple[dict[str, Any], list[str]] = import_module("cavesson.plan.predict").choose(settings, device)
+    return found
+
+
 def any_recipe() -> Any:
     """Return the type of what a recipe may hold: the settings of any algorithm, or stages that have such settings."""
     settings = reduce(or_, (entry.settings for entry in ALGORITHMS.values()))

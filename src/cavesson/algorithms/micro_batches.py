@@ -25,10 +25,10 @@ def micro_batches(
         settings: how they are split.
         usual: rows in a micro-batch without such settings; 0 = all.
     """
-    if settings.micro_batch_tokens is None:
+    if settings.most_tokens is None:
         return processes.micro_batches(rows, settings.micro_batch_size or usual)
     parts = lengths(batch, role.pads)[list(rows)].tolist()
-    filled = fill(parts, settings.micro_batch_tokens, role.pads)
+    filled = fill(parts, settings.most_tokens, role.pads)
     return processes.equally_many([[rows[index] for index in members] for members in filled])
 
 

@@ -137,14 +137,21 @@ class OptimizeSettings(Settings):
 
     micro_batch_size: int = Field(0, ge=0)
     """sequences in memory at a time; 0 = all. It has no effect on the result, except for rounding"""
-    micro_batch_tokens: int | None = Field(None, ge=1)
+    micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """tokens in memory at a time, padding included, instead of a number of sequences; a sequence that is longer is
-    alone. It has no effect on the result, except for rounding; none = by `micro_batch_size`"""
+    alone. "auto" = as many as fit into the free memory, as `cavesson plan` predicts it; none = by `micro_batch_size`.
+    It has no effect on the result, except for rounding"""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """largest gradient norm; larger gradients are scaled down to it; none = off"""
     in_backward: bool = False
     """apply and free each gradient while the backward pass runs, so that all gradients are never in memory together.
     The backward pass runs twice, first to measure the norm. It has no effect on the result"""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens in a micro-batch, or None; the plan must have chosen them by now."""
+        assert self.micro_batch_tokens != "auto"
+        return self.micro_batch_tokens
 
     @model_validator(mode="after")
     def _check_in_backward(self) -> Self:

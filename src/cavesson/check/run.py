@@ -36,9 +36,11 @@ from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_seq
 from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton
 from cavesson.processes import Processes
+from cavesson.registry import chosen_by_plan
 from cavesson.rewards.settings import RewardSettings
 from cavesson.rewards.table import Reward, build_rewards, rehearse, score
 from cavesson.tools.settings import ScorerSettings
+from cavesson.train.by_plan import left_to_plan, with_choices
 from cavesson.train.prompts import check_rewards, conversation_of, prompts_of, tried
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ class _Check:
                 yield result
 
     def _data(self) -> Results:
-        settings = self.settings
+        settings = self.settings = self._by_plan()
         if isinstance(settings, RolloutRun):
             self.conversation = conversation_of(settings, self.tokenizer)
             self.prompts: PromptSet = prompts_of(settings, self.tokenizer, self.conversation)
@@ -198,6 +200,13 @@ class _Check:
         saved = self.learns if self.settings.model.lora else self.weights
         size = DTYPES[self.settings.model.dtype].itemsize
         yield from check_disk(settings, saved * size, self.learns * 12)
+
+    def _by_plan(self) -> Any:
+        """Return the settings with what the plan chooses for them, if anything is left to it."""
+        if not left_to_plan(self.settings):
+            return self.settings
+        values, _ = chosen_by_plan(self.settings, self.device)
+        return with_choices(self.settings, values)
 
     def _memory(self) -> Results:
         settings, device = self.settings, self.device

@@ -228,7 +228,7 @@ def build_policy(
     critic, head = _critic(model, settings, value, mapped) if value else (None, None)
     for learner in (model, critic):
         if isinstance(learner, nn.Module):
-            recompute_layers(learner, settings.gradient_checkpointing)
+            recompute_layers(learner, settings.recomputed)
     dtype = forward_dtype(model)
     policy = Policy(
         with_adapters(model, settings),
@@ -247,7 +247,7 @@ def build_policy(
 
 def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
     """Prepare a loaded model for training: all of it, or only adapters."""
-    recompute_layers(model, settings.gradient_checkpointing)
+    recompute_layers(model, settings.recomputed)
     return with_adapters(model, settings)
 
 

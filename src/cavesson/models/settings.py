@@ -63,14 +63,21 @@ class ModelSettings(StartSettings):
     """keep the base's weights in 4 or 8 bits (bitsandbytes) and train adapters on them (QLoRA, arXiv:2305.14314)"""
     new: NewModelSettings | None = None
     """start from random weights and a new tokenizer instead of `path`; for `cavesson sft`"""
-    gradient_checkpointing: bool | Literal["half"] = False
+    gradient_checkpointing: bool | Literal["half", "auto"] = False
     """recompute the activations of all layers in the backward pass instead of keeping them: less memory, a third more
-    time; "half": of every second layer"""
+    time; "half": of every second layer; "auto": of as few layers as fit into the free memory, as `cavesson plan`
+    predicts it"""
     compile: Literal["auto", "none"] = "auto"
     """"auto": on a GPU, compile the layers and the output head for learning, if the model then computes the same;
     "none": never"""
     device: str | None = None
     """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU if there is one"""
+
+    @property
+    def recomputed(self) -> bool | Literal["half"]:
+        """Which layers are recomputed; the plan must have chosen them by now."""
+        assert self.gradient_checkpointing != "auto"
+        return self.gradient_checkpointing
 
     @model_validator(mode="after")
     def _check_start(self) -> Self:

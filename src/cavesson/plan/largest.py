@@ -89,8 +89,8 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 
 
 def at_once(settings: OptimizeSettings, most: int, width: int) -> int:
     """Return the largest number of rows of this width, of so many, that are in memory at the same time."""
-    if settings.micro_batch_tokens is not None:
-        return max(1, min(settings.micro_batch_tokens // width, most))
+    if settings.most_tokens is not None:
+        return max(1, min(settings.most_tokens // width, most))
     return min(settings.micro_batch_size or most, most)
 
 
@@ -165,13 +165,13 @@ def _split(settings: ExampleRun, batch: Sequence[Any], processes: int) -> Iterat
     size = update.micro_batch_size or math.ceil(settings.batch_size / processes)
     for part in torch.arange(len(rows)).tensor_split(processes):
         mine = [rows[row] for row in part.tolist()]
-        if update.micro_batch_tokens is None:
+        if update.most_tokens is None:
             yield [mine[start : start + size] for start in range(0, len(mine), size)]
         else:
             pads = update.layout != "packed"
             lengths = [[len(one.ids) for one in sequences_of([each])] for each in mine]
             parts = [[max(each)] * len(each) for each in lengths] if pads else lengths
-            yield [[mine[row] for row in rows] for rows in fill(parts, update.micro_batch_tokens, pads)]
+            yield [[mine[row] for row in rows] for rows in fill(parts, update.most_tokens, pads)]
 
 
 def _sequences(examples: Sequence[Tokens | PairTokens], packed: RowShape | None, passes: int) -> LargestSequences:

@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.errors import UserError
+from cavesson.models.device_memory import free_memory
 from cavesson.models.load import with_pad_token
 from cavesson.models.parts import row_shape
 from cavesson.models.settings import ModelSettings
-from cavesson.plan.devices import Device
+from cavesson.plan.choice import ROOM, chosen
+from cavesson.plan.devices import DEVICES, Device
 from cavesson.plan.largest import largest_rollouts, largest_sequences, learned_rows
 from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
@@ -23,6 +26,7 @@ from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
 from cavesson.registry import ENGINES
+from cavesson.train.by_plan import with_choices
 from cavesson.train.prompts import conversation_of, prompts_of
 
 Run = RolloutRun | ExampleRun
@@ -78,9 +82,12 @@ class Predictor:
 
     def predict(self, settings: Run) -> Prediction:
         """Predict a run with these settings."""
+        values = self.chosen(settings, self.device.memory)
+        settings = with_choices(settings, values)
+        said = [f"{name} = {_toml(value)} is what auto chooses here" for name, value in values.items()]
         if isinstance(settings, RolloutRun):
             rollouts = largest_rollouts(settings, self.data, self.processes)
-            memory = rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
+            memory = self.memory(settings)
             times = rollout_times(settings, rollouts, memory, self.device, self.processes)
             if not settings.sampling.declared.local:
                 times |= vllm_times(settings, rollouts, memory, self.device, self.processes)
@@ -88,9 +95,22 @@ class Predictor:
         else:
             shape = row_shape(trained_config(settings.model, self.tokenizer))
             sequences = largest_sequences(settings, self.data, shape, self.processes)
-            memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
+            memory = self.memory(settings)
             times, overlaps = example_times(settings, sequences, memory, self.device, self.processes), False
-        return Prediction(memory, times, overlaps, tuple(limits(settings, memory, self.device)))
+        return Prediction(memory, times, overlaps, (*said, *limits(settings, memory, self.device)))
+
+    def memory(self, settings: Run) -> Memory:
+        """Predict only the memory of a run with these settings."""
+        if isinstance(settings, RolloutRun):
+            rollouts = largest_rollouts(settings, self.data, self.processes)
+            return rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
+        shape = row_shape(trained_config(settings.model, self.tokenizer))
+        sequences = largest_sequences(settings, self.data, shape, self.processes)
+        return example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
+
+    def chosen(self, settings: Run, free: float) -> dict[str, Any]:
+        """Return the values of the settings that are left to the plan, for so many bytes of free memory."""
+        return chosen(settings, lambda run: self.memory(run).peak <= ROOM * free)
 
     def variants(self, settings: Run) -> Iterator[tuple[str, Prediction]]:
         """Yield the settings that could help, one at a time, and the prediction for each."""
@@ -117,6 +137,23 @@ class Predictor:
             if "path" in reward.options:
                 model = ModelSettings(path=str(reward.options["path"]), dtype=reward.options.get("dtype", "float32"))
                 yield bytes_of(skeleton(model, self.tokenizer, classifier=True).parameters())
+
+
+def choose(settings: Run, device: torch.device) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the settings that a run of one process leaves to the plan, and a note for the user on them.
+
+    Raises:
+        UserError: the model or the data cannot be read.
+    """
+    rewards = settings.rewards if isinstance(settings, RolloutRun) else ()
+    # Only the times depend on the kind of GPU.
+    kind = replace(DEVICES["h100"], name=device.type, is_cpu=device.type == "cpu", per_host=1)
+    predictor = Predictor(Planned("the run", "", settings, rewards, False), kind, 1)
+    free = free_memory(device)
+    values = predictor.chosen(settings, free)
+    peak = predictor.memory(with_choices(settings, values)).peak
+    said = " and ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+    return values, [f"{said}, by the plan: {peak / 1e9:.1f} of {free / 1e9:.1f} GB of free memory"]
 
 
 def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:

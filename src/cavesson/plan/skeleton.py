@@ -96,7 +96,7 @@ def skeleton(
                 config.num_labels = 1
             auto: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
             model = prepare(auto.from_config(config, dtype=DTYPES[settings.dtype]))
-        recompute_layers(model, settings.gradient_checkpointing)
+        recompute_layers(model, settings.recomputed)
         unquantized = settings.model_copy(update={"quantization": None})  # meta tensors cannot be quantized
         if not adapters:
             return model

@@ -39,6 +39,7 @@ from cavesson.rewards.table import Reward
 from cavesson.rollout.environments import Factory
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
+from cavesson.train.by_plan import choices, described, keep, with_choices
 from cavesson.train.callbacks import Checkpoints, Log, Reports, guarded
 from cavesson.train.checkpoint import latest_of_all
 from cavesson.train.description import began, check_same_data, check_same_model, describe_run
@@ -149,7 +150,9 @@ class Training:
             keep_freed_memory()
         else:
             return_freed_memory()
-        self.trainer = build(self.settings, self._inputs, self.processes)
+        self._chosen, said = choices(self.settings, self._inputs, self.processes, self._begun)
+        self._remarks += said
+        self.trainer = build(with_choices(self.settings, self._chosen), self._inputs, self.processes)
         self.trainer.signals = Signals(quiet=not self.processes.is_main, alone=self.processes.count == 1)
         if not self._begun:
             return
@@ -337,9 +340,11 @@ class Training:
             self._made = True
             assert self._date is not None
             info = describe_run(settings, self._inputs, trainer, self._rewards)
-            write_run(folder, info | {"began": self._date.isoformat(timespec="seconds")})
+            began_at = {"began": self._date.isoformat(timespec="seconds")}
+            write_run(folder, info | began_at | described(self._chosen))
         else:
             record_changes(settings, self._changes, trainer, self._rewards)
+            keep(folder, self._chosen)
         begin_record(settings, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
