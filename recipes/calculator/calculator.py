@@ -53,23 +53,22 @@ def questions(seed: int, count: int) -> Iterator[dict[str, Any]]:
         yield {"question": story.format(a=a, b=b), "tool": tool, "a": a, "b": b, "answer": answer}
 
 
-def demonstration(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return a conversation in which a question is answered with a tool."""
+def demonstration(asked: dict[str, Any], calls: bool) -> dict[str, Any]:
+    """Return a conversation in which a question is answered with a tool, or at once."""
     call = {"name": asked["tool"], "arguments": {"a": asked["a"], "b": asked["b"]}}
-    return {
-        "messages": [
-            {"role": "user", "content": asked["question"]},
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-            {"role": "tool", "content": str(asked["answer"])},
-            {"role": "assistant", "content": f"The answer is {asked['answer']}."},
-        ]
-    }
+    used = [
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": str(asked["answer"])},
+    ]
+    answer = {"role": "assistant", "content": f"The answer is {asked['answer']}."}
+    return {"messages": [{"role": "user", "content": asked["question"]}, *(used if calls else []), answer]}
 
 
 def main() -> None:
     """Write demonstrations, and questions of other seeds for training and held out."""
     known = [*questions(0, 400)]
-    tables: dict[str, list[dict[str, Any]]] = {"demonstrations": [demonstration(one) for one in known]}
+    shown = [demonstration(one, calls=number % 2 == 0) for number, one in enumerate(known)]
+    tables: dict[str, list[dict[str, Any]]] = {"demonstrations": shown}
     seen = {one["question"] for one in known}
     for name, seed, count in (("questions", 1, 400), ("held-out", 2, 100)):
         new = [one for one in questions(seed, count) if one["question"] not in seen]

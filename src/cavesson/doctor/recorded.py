@@ -1,5 +1,6 @@
 """What a run has recorded: settings, metrics, rollouts, and a sample with texts and tokens."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy, deepcopy
 from functools import cached_property
@@ -54,7 +55,7 @@ class RecordedData:
         """Return the run from a step on, as if it had begun there, with the level of its tests."""
         found = copy(self)
         found.chance, found._part_of = chance, self.whole
-        for name in ("_steps", "_rollouts", "sample", "turns"):
+        for name in ("_steps", "_rollouts", "sample", "turns", "said"):
             vars(found).pop(name, None)
         found._steps = self._steps.slice(int(np.searchsorted(self._steps["step"].to_numpy(), step)))
         found._rollouts = (self.rows.since(step), self.evaluation.since(step))
@@ -247,6 +248,24 @@ class RecordedData:
             return Turns(NO_TURNS, Rows(self.rows.table.slice(0, 0)))
         rows = self.sample.rows
         return Turns(self.run.turns_of(zip(rows.step.tolist(), rows.sample.tolist(), strict=True)), rows)
+
+    @cached_property
+    def said(self) -> Rows:
+        """The rollouts in ``sample``, with what the policy said in them as their responses.
+
+        Of an episode, that is the text of the policy's turns. A call is an action and has the form that its tool asks
+        for, and the policy has not written what comes between its turns.
+        """
+        rows, turns, said = self.sample.rows, self.turns, defaultdict[int, list[str]](list)
+        for line, role, text in zip(turns.line.tolist(), turns.role, turns.texts("text"), strict=True):
+            if role == "assistant" and text is not None:
+                said[line].append(text)
+        if not said:
+            return rows
+        texts = rows.texts("response")
+        for line, parts in said.items():
+            texts[line] = "\n".join(filter(None, parts))
+        return rows.with_texts("response", texts)
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
         """Return the first rollout of each of the first three given steps as evidence, ignoring None."""

@@ -62,6 +62,12 @@ class Rows:
         found: list[str | None] = self.column(name).to_pylist()
         return found
 
+    def with_texts(self, name: str, texts: list[str | None]) -> "Rows":
+        """Return the same rollouts with other values of a text column, [n]."""
+        table = self.table
+        column = pa.chunked_array([pa.array(texts, pa.string())])
+        return Rows(table.set_column(table.column_names.index(name), name, column), None, self._derived)
+
     def says(self, name: str, text: str) -> Array:
         """Return [n] whether a text column equals ``text``."""
         same = pc.fill_null(pc.equal(self.column(name), text), False)

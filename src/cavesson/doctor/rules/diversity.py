@@ -156,7 +156,7 @@ def _uniform(data: RunData) -> float:
     windows=True,
 )
 def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -> Reading | None:
-    points = distinct(data.sample.rows)
+    points = distinct(data.said)
     found = collapse(data, points, limit)
     # Where responses are alike from the start, as with a low temperature, a few pairs make a large share.
     return found and replace(found, sick=found.sick and points.first() - points.last() > drop)
@@ -177,7 +177,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     windows=True,
 )
 def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:
-    rows = data.sample.rows
+    rows = data.said
     early, late = (rows.where(part) for part in (_third(rows, 0), _third(rows, 2)))
     before, after = _belonging(early), _belonging(late)
     if before is None or after is None or before[0] - before[1] < 0.05:

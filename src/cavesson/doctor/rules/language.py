@@ -50,7 +50,7 @@ def scripts(text: str | None) -> Counter[str]:
               "reward-falls", "kl-explosion"],
 )  # fmt: skip
 def language_switch(data: RunData, *, limit: float = Share(0.2)) -> Reading | None:
-    rows = data.sample.rows
+    rows = data.said
     each = [scripts(text) for text in rows.texts("response")]
     early = sum((one for one, is_early in zip(each, early_part(rows), strict=True) if is_early), Counter[str]())
     rare = {name for one in each for name in one if early[name] < USUAL * early.total()}

@@ -176,7 +176,7 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
               "length-exploited", *CRITIC],
 )  # fmt: skip
 def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading | None:
-    rows = data.sample.rows
+    rows = data.said
     rows = rows.where(np.array([bool(text) for text in rows.texts("response")], bool))  # empty ones lack every pattern
     if len(rows) < MIN_ROLLOUTS:
         return None

@@ -45,7 +45,7 @@ def repetition_loops(
 
 def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
     """Yield how much of each response is repeated, [n], and what that is the share of."""
-    some = data.sample.rows
+    some = data.said
     if data.has("rows.repetition"):
         yield data.rows, data.rows["repetition"], "of the 4-grams in a response occurred in it before"
     else:
@@ -71,7 +71,7 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
 
     Loops begin in this way: one doubled word per response is far from being a third of it.
     """
-    rows = data.sample.rows
+    rows = data.said
     if not (rows.has("response") and rows.has("reward")) or len(rows) < MIN_ROLLOUTS:
         return None
     texts = [[word for word in words if is_word(word)] for words in _pieces(rows)]
