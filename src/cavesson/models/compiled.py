@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils._pytree import tree_map_only
 
 from cavesson.errors import first_line, print_error
 from cavesson.models.layers import forwards
 
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -28,7 +30,8 @@ def compiler(backend: str = "inductor") -> Compile:
 
     What is compiled is kept in a folder that outlives the run and a restart of the machine, unless the user names one.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder()))
+    if os.environ.get(_FOLDER) in (None, default_cache_dir()):  # PyTorch sets its own, a temporary one, when imported
+        os.environ[_FOLDER] = str(cache_folder())
     functorch.donated_buffer = False  # a backward pass that reuses what it has read cannot run twice, see `InBackward`
     return lambda function: torch.compile(function, dynamic=True, fullgraph=True, backend=backend)
 
