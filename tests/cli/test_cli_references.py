@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "cavesson"
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")})
 MESSAGES = sorted(SOURCE.rglob("*.py"))
 FILE = re.compile(r"[\w/]+\.(py|tsx?)")
-OTHERS = {"--api-key", "--apply_chat_template", "--megabytes", "--peers-python"}
+OTHERS = {"--api-key", "--apply_chat_template", "--megabytes", "--peak", "--peers-python"}
 """Flags of other programs, and of the benchmarks."""
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
