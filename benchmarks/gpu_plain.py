@@ -21,8 +21,8 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def bound(size: Size, device: str, rounds: int, peak: float | None, compiles: bool) -> dict[str, list[float]]:
-    """Measure the forward and the backward pass of a policy loss, without recomputation, padding or a mask.
+def bound(size: Size, device: str, rounds: int, peak: float | None) -> dict[str, list[float]]:
+    """Measure the forward and the backward pass of a policy loss: compiled, without recomputation, padding or a mask.
 
     This is what learning could cost with plain PyTorch: no optimiser, no reference, and no bookkeeping.
     """
@@ -33,11 +33,9 @@ def bound(size: Size, device: str, rounds: int, peak: float | None, compiles: bo
         adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
         model = get_peft_model(model, adapters, autocast_adapter_dtype=False).base_model.model
         model.enable_input_require_grads()
-    head: Callable[..., Tensor] = _logprobs
-    if compiles:
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)
-        head = torch.compile(_logprobs, dynamic=False)
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    head: Callable[..., Tensor] = torch.compile(_logprobs, dynamic=False)
     ids = torch.randint(3, size.config["vocab_size"], (size.batch, PROMPT + size.response), device=device)
     rows, seconds = max(1, size.micro // ids.shape[1]), []
     for _ in range(rounds + 1):

@@ -36,6 +36,14 @@ MASKS = [
 ]
 
 
+def test_a_certain_end_token_beside_a_result_was_sampled() -> None:
+    sampler, policy = np.array(SAMPLER), np.array(POLICY)
+    sampler[3], policy[3] = 0.0, -1e-4
+    assert was_sampled(np.array(RIGHT, bool), sampler, policy).tolist() == [bool(one) for one in RIGHT]
+    found = was_sampled(np.array(ALL, bool), sampler, policy)  # of a mask that learns the result, too
+    assert found[3] and not found[4:7].any()
+
+
 class Letters:
     eos_token_id = 9
 

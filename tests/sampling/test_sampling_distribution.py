@@ -158,3 +158,10 @@ def test_a_draw_is_where_the_sum_of_all_before_passes_the_number(tokens: int, un
     cumulated = np.cumsum(weights)
     expected = int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right"))
     assert weights[seen] > 0 and seen == min(expected, int(np.flatnonzero(weights)[-1]))
+
+
+@pytest.mark.parametrize("tokens", [1, 258, 3000])
+def test_a_draw_from_numbers_that_are_none_is_some_token(tokens: int) -> None:
+    """The run reports what became of its weights, and keeps the rollouts."""
+    seen = draw(torch.full((2, tokens), torch.nan), torch.tensor([0.0, 0.9], dtype=torch.float64))
+    assert ((seen >= 0) & (seen < tokens)).all()

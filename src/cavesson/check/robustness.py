@@ -180,7 +180,9 @@ class _Attacked:
                 earned = self._earned(answers, [self.tasks[row] for row in rows])
             if earned is not None:
                 most, least = (float(np.nanmean(one.scores.values[rows])) for one in (bar, wrong))
-                found += [((earned.mean - least) / (most - least), rows, earned)] if most > least else []
+                found += (
+                    [((earned.mean - least) / (most - least), rows, earned)] if most - least > _gap(most, least) else []
+                )
         if found:
             share, rows, earned = max(found, key=lambda one: one[0])
             yield _credit(share, rows, earned, bar, wrong.mean, floor)

@@ -30,7 +30,8 @@ TemplateOptions = Annotated[dict[str, Any], AfterValidator(_check_options)]
 
 def _as_tools(value: object) -> object:
     tools = [tool for one in _items(value) for tool in _schemas(one)]
-    names = Counter(tool["function"]["name"] for tool in tools if "name" in tool.get("function", {}))
+    functions = [one for tool in tools if isinstance(one := tool.get("function"), dict)]
+    names = Counter(str(one["name"]) for one in functions if "name" in one)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ValueError(f"two tools are called {twice[0]!r}")
     return tuple(tools)

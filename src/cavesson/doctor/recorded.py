@@ -258,9 +258,9 @@ class RecordedData:
         """
         rows, turns, said = self.sample.rows, self.turns, defaultdict[int, list[str]](list)
         for line, role, text in zip(turns.line.tolist(), turns.role, turns.texts("text"), strict=True):
-            if role == "assistant" and text is not None:
-                said[line].append(text)
-        if not said:
+            if role == "assistant":
+                said[line].append(text or "")
+        if not turns.recorded("text"):
             return rows
         texts = rows.texts("response")
         for line, parts in said.items():

@@ -12,6 +12,8 @@ from cavesson.record.precision import Array
 FAR = -5.0
 """Nats. A token that the policy finds less probable was not sampled from a distribution in which it has probability 1:
 top_p or top_k would have to leave a single token, of a probability below 1 %."""
+CERTAIN = -0.01
+"""Nats. A learned token that the policy finds more probable can have been sampled with probability 1."""
 
 
 def was_sampled(learned: Array, sampler_logprob: Array | None, logprob: Array | None) -> Array:
@@ -27,6 +29,9 @@ def was_sampled(learned: Array, sampler_logprob: Array | None, logprob: Array | 
     if sampler_logprob is None or not (sampler_logprob < 0).any():
         return learned
     zero = sampler_logprob == 0
-    run = np.cumsum(np.append(True, zero[1:] != zero[:-1]))
+    # The sampler may be certain of a token, such as an end token, so that it has a zero beside those of a tool.
+    certain = zero & learned & ((logprob > CERTAIN) if logprob is not None else False)
+    kind = zero.astype(int) + certain
+    run = np.cumsum(np.append(True, kind[1:] != kind[:-1]))
     inserted = np.isin(run, run[zero & (logprob < FAR)]) if logprob is not None else np.zeros(len(learned), bool)
     return np.asarray((sampler_logprob < 0) | (learned & ~inserted))

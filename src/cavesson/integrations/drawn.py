@@ -39,7 +39,9 @@ class Drawn:
             turns = self._turns[int(sums[end])]
             fits = [len(own) for before, own in turns if before == whole[:end] and _begins(own, whole[end:])]
             if not fits:
-                return None
+                if end == len(prompt):
+                    return None
+                continue  # the tokens of a tool happen to end like those before a turn of another response
             covered = min(end + max(fits), len(whole))
             found[end:covered] = True
         return found[len(prompt) :]

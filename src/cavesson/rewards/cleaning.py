@@ -95,5 +95,5 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError("discard: an empty text matches every response")
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"discard: {pattern!r} is not a regular expression: {error}") from None

@@ -48,7 +48,7 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     inside = pieces.gather(1, piece[:, :, None].expand(-1, -1, pieces.shape[2])).squeeze(1)
     start = pad(before, (1, 0)).gather(1, piece)
     within = _first_above(start + inside.cumsum(-1, dtype=torch.float64), threshold)
-    return (piece * pieces.shape[2] + within).squeeze(1)
+    return (piece * pieces.shape[2] + within).squeeze(1).clamp_max(logprobs.shape[1] - 1)
 
 
 def _pieces(logprobs: Tensor) -> Tensor:
@@ -58,9 +58,13 @@ def _pieces(logprobs: Tensor) -> Tensor:
 
 
 def _first_above(cumulated: Tensor, threshold: Tensor) -> Tensor:
-    """Return where growing numbers `[B, N]` pass a threshold `[B, 1]`, or where they reach their end before it."""
+    """Return where growing numbers `[B, N]` pass a threshold `[B, 1]`, or where they reach their end before it.
+
+    Where they are NaN, some place is returned: what has become of the weights is reported later.
+    """
     below = torch.nextafter(cumulated[:, -1:], torch.zeros_like(threshold))
-    return torch.searchsorted(cumulated, threshold.minimum(below), right=True)
+    found = torch.searchsorted(cumulated, threshold.minimum(below), right=True)
+    return found.clamp_max(cumulated.shape[1] - 1)
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:

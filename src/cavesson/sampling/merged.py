@@ -15,9 +15,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cavesson.errors import UserError
+from cavesson.errors import UserError, first_line
 from cavesson.models.device_memory import free_memory
-from cavesson.models.parts import causal, close, probe_ids, trunk
+from cavesson.models.parts import UNSUPPORTED, causal, close, probe_ids, trunk
 from cavesson.models.quantized import is_quantized
 from cavesson.ops.rounding import rounded_randomly
 from cavesson.randomness import Purpose, generator
@@ -27,6 +27,8 @@ _SHARE = 0.5
 """Share of the free memory that merged weights may take; the rest of the run, such as an optimiser, needs some too."""
 _PROBE = 8
 """Tokens of the comparison."""
+_NOISE = 0.02
+"""Standard deviation of what stands for an adapter that has not learned yet in the comparison."""
 
 
 class Merging:
@@ -60,6 +62,8 @@ class Merging:
             size, free = merged_bytes(self._model), free_memory(causal(self._model).device) - used()
             if size > _SHARE * free:
                 why = f"a copy of the weights would take {size / 2**30:,.1f} of {free / 2**30:,.1f} GiB of free memory"
+        if why is None:
+            why = _disagreement(self._model)
         if why is not None and self._when == "always":
             raise UserError(f'sampling.merge_adapters "always": adapters cannot be merged, because {why}')
         self._merges, self._slow = why is None, why
@@ -126,17 +130,43 @@ def _unmerged(model: nn.Module) -> str | None:
         return "the weights are quantized"
     if any(isinstance(weight, DTensor) for weight in model.parameters()):
         return "the weights are sharded"
-    return None if _agree(model) else "merged weights compute other hidden states"
+    return None
 
 
 @torch.no_grad()
-def _agree(model: nn.Module) -> bool:
-    """Return whether a model's last hidden states are the same with merged weights, within rounding."""
+def _disagreement(model: nn.Module) -> str | None:
+    """Return what is wrong with the last hidden states of merged weights, if they differ by more than rounding."""
     ids = probe_ids(model, _PROBE)[None]
-    expected = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
-    with merged_adapters(model, seed=0):
-        seen = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
-    return bool(close(seen, expected, causal(model).dtype).all())
+    try:
+        with _with_effect(model):
+            expected = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
+            with merged_adapters(model, seed=0):
+                seen = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
+    except torch.OutOfMemoryError:
+        raise
+    except UNSUPPORTED as error:
+        return f"merging them raises {type(error).__name__} ({first_line(error)})"
+    agree = bool(close(seen, expected, causal(model).dtype).all())
+    return None if agree else "merged weights compute other hidden states"
+
+
+@contextmanager
+def _with_effect(model: nn.Module) -> Iterator[None]:
+    """Let new adapters have an effect inside the block: one of the two matrices of each is zero until it has learned.
+
+    Merged and unmerged weights would be the same, however they are merged.
+    """
+    draws = torch.Generator().manual_seed(0)
+    zero = [one for one in model.parameters() if one.requires_grad and not one.any()]
+    kept = [one.data for one in zero]
+    try:
+        for one in zero:
+            noise = torch.randn(one.shape, generator=draws) * _NOISE
+            one.data = noise.to(one)
+        yield
+    finally:
+        for one, data in zip(zero, kept, strict=True):
+            one.data = data
 
 
 def _adapted(model: nn.Module) -> list[Any]:

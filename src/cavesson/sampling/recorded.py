@@ -34,7 +34,7 @@ class RecordedStep:
             self._result = compute(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the result; the next call overwrites them."""
+        """Return the result; the next call overwrites it."""
         for kept, given in zip(self._inputs, inputs, strict=True):
             kept.copy_(given)
         self._graph.replay()

@@ -135,8 +135,10 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
 def expression(pattern: str) -> str:
     """Return a regular expression that finds a pattern, as `pieces` names it, in a text."""
     parts = pattern.split()
-    found = r"\s*".join(re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts)
+    plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
     begin, end = (r"\b" if _has_boundary(part) else "" for part in (parts[0], parts[-1]))
+    between = r"\s+" if all(map(_has_boundary, parts)) else r"\s*"
+    found = between.join(plain)
     return f"(?i){begin}{found}{end}" if any(map(is_word, parts)) else found
 
 
