@@ -135,6 +135,7 @@ def shows_sample(page: Page, index: int) -> None:
     expect(cell).to_be_in_viewport()
 
 
+@pytest.mark.slow
 def test_ten_million_rows_scroll_to_anywhere(browser, board_told):
     # The rollout under the mouse is asked for in advance, and is none of this run.
     with opened(browser, f"{board_told.address}/patterns", forgiven="404") as page:

@@ -85,6 +85,7 @@ def test_the_help_is_shown_in_every_encoding() -> None:
     assert "reward-model" in written("ascii", "--help").decode("ascii")
 
 
+@pytest.mark.slow
 def test_programs_read_utf8_whatever_the_encoding_of_the_system(run: Path) -> None:
     query = ["sql", run, "select prompt, response from rows"]
     assert json.loads(written("latin-1", *query, "--json")) == [{"prompt": "Phố", "response": "鱼\ufffdé"}]

@@ -43,6 +43,7 @@ def test_the_help_of_tools_needs_no_torch(tmp_path: Path) -> None:
     do(tmp_path, [[*tool.split(), "--help"] for tool in TOOLS], 0, [*RUNS, "torch"])
 
 
+@pytest.mark.slow
 def test_the_help_of_what_trains_needs_nothing_that_trains(tmp_path: Path) -> None:
     do(tmp_path, [[name, "--help"] for name in (*ALGORITHMS, "align", "demo")], 0, RUNS)
 

@@ -127,6 +127,7 @@ def hung(process: subprocess.Popen[str], how: tuple[str, int]) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_several_processes_train_one_run(tmp_path: Path) -> None:
     done = train(tmp_path, *arguments(tmp_path, steps=1))
     assert done.returncode == 0, done.stderr[-3000:]

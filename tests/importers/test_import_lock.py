@@ -46,6 +46,7 @@ def halfway(source: Path, run: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_the_second_import_is_told_who_the_first_is(source: Path, tmp_path: Path) -> None:
     first = halfway(source, tmp_path / "run")
     try:

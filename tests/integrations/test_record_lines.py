@@ -43,7 +43,7 @@ def test_verl(tmp_path, monkeypatch):
         batch.batch[name] = batch.batch["old_log_probs"]
     vars(module)["compute_data_metrics"](batch)
     assert lacking("verl", tmp_path / "runs" / "mine") == set()
-    assert {*verl.COLUMNS.values(), "learned"} == tokens_of("verl")
+    assert {*verl.COLUMNS.values(), "learned", "source"} == tokens_of("verl")
 
 
 def test_openrlhf(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_openrlhf(tmp_path, monkeypatch):
     }
     exec(WAY["openrlhf"].code, given)
     assert lacking("openrlhf", tmp_path / "runs" / "mine") == set()
-    assert {*openrlhf.COLUMNS.values(), "token_id", "learned"} == tokens_of("openrlhf")
+    assert {*openrlhf.COLUMNS.values(), "token_id", "learned", "source"} == tokens_of("openrlhf")
 
 
 @pytest.mark.slow

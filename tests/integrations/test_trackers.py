@@ -175,6 +175,7 @@ def test_tensorboard_has_the_settings_once(tmp_path: Path) -> None:
     assert values == {name: value for name, value in FLAT.items() if value is not None}
 
 
+@pytest.mark.slow
 def test_an_offline_wandb_run_has_every_metric_and_setting(tmp_path: Path) -> None:
     attempt(tmp_path, ("wandb",), 0, 5)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

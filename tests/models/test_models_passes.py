@@ -177,6 +177,7 @@ def test_a_model_that_cannot_be_compiled_is_computed_plainly(capsys: pytest.Capt
     same(plain, other)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     plain, other, said = policies("qwen2", Ways(packed=True, compile=traced("eager")))
     assert said == []

@@ -225,6 +225,7 @@ def test_a_fork_samples_the_batches_of_later_steps_itself(server: StandIn, untie
     account(tmp_path / "fork", PROMPTS, 4)
 
 
+@pytest.mark.slow
 def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     calls: list[int] = []
 

@@ -27,6 +27,7 @@ def train(folder, **changes):
     return build(folder, **{**WATCHED, **changes}).run(patient(folder))
 
 
+@pytest.mark.slow
 def test_a_finding_is_told_once_with_its_cause_and_the_way_out(tmp_path, capfd):
     train(tmp_path / "run")
     lines = [line for line in capfd.readouterr().err.splitlines() if "filtered-sampling" in line]

@@ -176,6 +176,7 @@ def test_a_vllm_server(untied_folder: Path, tmp_path: Path) -> None:
         killed_until_it_ends(tmp_path / "here", tmp_path / "whole", seconds, alone(tmp_path / "here"))
 
 
+@pytest.mark.slow
 def test_two_processes_play_the_episodes_of_one(tmp_path: Path) -> None:
     one, two = prepare(tmp_path / "one"), prepare(tmp_path / "two")
     assert cavesson(one, "grpo", "recipe.toml").code == 0

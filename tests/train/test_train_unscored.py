@@ -107,6 +107,7 @@ def test_held_out_responses_that_are_not_judged_do_not_count(tmp_path: Path) -> 
     assert metrics.get("evaluation/reward") == (pytest.approx(sum(judged) / len(judged)) if judged else None)
 
 
+@pytest.mark.slow
 def test_a_process_may_have_no_response_that_is_judged(tmp_path: Path) -> None:
     flags = tiny_flags("grpo", tmp_path / "run", rewards="in_first")
     done = together(tmp_path, 2, command, "grpo", *flags)

@@ -150,13 +150,12 @@ class ChatSettings(DataSettings):
     system: str | None = None
     """system message of conversations that do not begin with one"""
     tools: OfferedTools = ()
-    """tools that are offered in conversations without tools of their own: names of functions, such as
-    ["tools.py:search"], or of environments, whose tools these are; or their schemas, also as JSON text"""
+    """tools of conversations without their own: functions and environments, such as ["tools.py:search"], or schemas"""
     chat: bool = False
     """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
     special_tokens: SpecialTokenMode = "text"
-    """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
-    control tokens, for texts that contain a chat template written by hand"""
+    """special tokens written in the data, such as <|im_end|>: text like any other, or control tokens, for templates
+    written by hand"""
 
 
 class PromptSettings(ChatSettings):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils._pytree import tree_map_only
@@ -75,7 +75,7 @@ class CompiledForward:
         if self.failure.reason is None:
             try:
                 return _with_graph(self.code, self.plain.__self__, hidden, *args, **kwargs)  # type: ignore[attr-defined]
-            except TorchDynamoException as error:
+            except (FailOnRecompileLimitHit, TorchDynamoException) as error:
                 self.failure.reason = f"{type(error).__name__}: {first_line(error)}"
                 print_error(f"cavesson: the layers are not compiled: {self.failure.reason}")
         return self.plain(hidden, *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from cavesson.errors import first_line
 from cavesson.models.compiled import Compile, compile_layers, plain_layers, uncompiled
@@ -93,7 +93,7 @@ def _differs(model: nn.Module, way: Callable[..., Tensor], expected: list[Tensor
     inner = causal(model)
     try:
         seen = _tried(model, way)
-    except (*UNSUPPORTED, NotImplementedError, TorchDynamoException) as error:
+    except (*UNSUPPORTED, NotImplementedError, FailOnRecompileLimitHit, TorchDynamoException) as error:
         return f"{inner.config.model_type} raises {type(error).__name__} ({first_line(error)})"
     for one, other in zip(seen, expected, strict=True):
         if not float((one - other).abs().max()) <= tolerance(inner.dtype) * float(other.abs().max()):
