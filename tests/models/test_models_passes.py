@@ -17,7 +17,7 @@ from test_models_architectures import documented
 from torch import Tensor
 
 from cavesson.models.compiled import cache_folder, compiler
-from cavesson.models.layers import as_in_run, forwards
+from cavesson.models.layers import Recomputation, as_in_run, forwards, recompute_layers
 from cavesson.models.packed import one_by_one, pack_rows, unpack_rows
 from cavesson.models.passes import Ways, use
 from cavesson.models.policy import Policy, with_adapters
@@ -60,6 +60,20 @@ def same(plain: Policy, other: Policy) -> None:
 def test_packed_rows_are_scored_and_learned_like_padded_ones(architecture: str) -> None:
     plain, packed, said = policies(architecture, PACKED)
     assert (packed.packed, said) == (True, [])
+    same(plain, packed)
+
+
+@pytest.mark.parametrize("which", [True, "half"])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_layers_of_packed_rows_are_recomputed_with_the_attention_they_had(
+    architecture: str, which: Recomputation
+) -> None:
+    plain = Policy(small_model(architecture), value="trunk", reference=small_model(architecture))
+    scramble(plain)
+    packed = copy.deepcopy(plain)
+    packed._reference = copy.deepcopy(plain._reference)
+    recompute_layers(packed.model, which)
+    assert list(use(packed, PACKED)) == [] and packed.packed
     same(plain, packed)
 
 

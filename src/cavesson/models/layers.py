@@ -1,7 +1,7 @@
 """The layers of a model: how a run computes them, and what it keeps of them for the backward pass."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MethodType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ Recomputation = bool | Literal["half"]
 """Which layers are computed again in the backward pass: all, none, or every second one."""
 
 _in_run: ContextVar[bool] = ContextVar("in_run", default=False)
+_again: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("again", default=nullcontext)
 
 
 @contextmanager
@@ -27,6 +28,17 @@ def as_in_run() -> Iterator[None]:
         yield
     finally:
         _in_run.reset(token)
+
+
+@contextmanager
+def recomputed_in(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Compute layers inside the block in a context, and again in the same one when the backward pass needs them."""
+    token = _again.set(context)
+    try:
+        with context():
+            yield
+    finally:
+        _again.reset(token)
 
 
 class Forward:
@@ -42,7 +54,10 @@ class Forward:
         # Decided here, because the backward pass, which may call it again, is in another thread.
         forward = self.compiled if self.compiled is not None and _in_run.get() else self.plain
         if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            again = _again.get()
+            return checkpoint(
+                forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again()), **kwargs
+            )
         return forward(*args, **kwargs)
 
 

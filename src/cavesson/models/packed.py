@@ -7,6 +7,7 @@ numbers in this way is decided by trying, see `passes`.
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from cavesson.models.layers import recomputed_in
 from cavesson.models.parts import causal, trunk
 
 _NAME = "cavesson_packed"
@@ -57,7 +59,7 @@ def unpack_rows(states: Tensor, mask: Tensor) -> Tensor:
 def packed_states(model: nn.Module, packed: Packed) -> Tensor:
     """Compute the trunk's last hidden states `[1, T, H]`."""
     bounds, longest = packed.bounds, packed.longest
-    with _attention(model):
+    with recomputed_in(partial(_attention, model)):
         output = trunk(model)(
             input_ids=packed.ids,
             position_ids=packed.positions,
