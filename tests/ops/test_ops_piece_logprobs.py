@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import token_logprobs
-from cavesson.ops.piece_logprobs import PIECE, piece_logprobs
+from cavesson.ops.piece_logprobs import PIECE, PLAIN, piece_logprobs
 
 HEADS = {
     "plain": {},
@@ -40,7 +40,7 @@ def test_scores_and_gradients_are_those_of_whole_logits(rows: int, kind: str) ->
     head = Head(weight, bias, **HEADS[kind])
     weights = torch.linspace(-1, 1, 2 * rows)
     found, grads = [], []
-    for scores in (piece_logprobs(hidden, head, targets, 0.7), whole(hidden, weight, bias, targets, head, 0.7)):
+    for scores in (piece_logprobs(hidden, head, targets, 0.7, PLAIN), whole(hidden, weight, bias, targets, head, 0.7)):
         found.append(torch.cat(scores).float())
         grads.append(torch.autograd.grad((found[-1] * weights).sum(), (hidden, weight, bias)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
@@ -52,7 +52,7 @@ def test_in_bfloat16_only_the_gradient_is_rounded() -> None:
     """Products of bfloat16 numbers are exact in float32; a rounded gradient has 8 bits, and its errors cancel."""
     hidden, weight, bias, targets = tensors(4000, torch.bfloat16, vocabulary=500, width=64)
     head = Head(weight, bias)
-    seen = piece_logprobs(hidden, head, targets, 1.0)
+    seen = piece_logprobs(hidden, head, targets, 1.0, PLAIN)
     for one, other in zip(seen, token_logprobs(hidden, head, targets, 1.0), strict=True):
         difference = (one - other).detach()
         assert float(difference.abs().max()) < 2e-3
@@ -67,14 +67,14 @@ def test_in_bfloat16_only_the_gradient_is_rounded() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scoring_and_learning_give_the_same_bits(dtype: torch.dtype) -> None:
     hidden, weight, bias, targets = tensors(PIECE + 5, dtype)
-    learned = piece_logprobs(hidden, Head(weight, bias), targets, 0.9)
+    learned = piece_logprobs(hidden, Head(weight, bias), targets, 0.9, PLAIN)
     with torch.no_grad():
-        scored = piece_logprobs(hidden, Head(weight, bias), targets, 0.9)
+        scored = piece_logprobs(hidden, Head(weight, bias), targets, 0.9, PLAIN)
     assert all(torch.equal(one, other) for one, other in zip(learned, scored, strict=True))
 
 
 def test_what_is_not_trained_gets_no_gradient() -> None:
     hidden, weight, _, targets = tensors(5, torch.float32)
-    logprob, _ = piece_logprobs(hidden, Head(weight.detach()), targets, 1.0)
+    logprob, _ = piece_logprobs(hidden, Head(weight.detach()), targets, 1.0, PLAIN)
     logprob.sum().backward()
     assert hidden.grad is not None and weight.grad is None

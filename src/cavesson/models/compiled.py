@@ -32,6 +32,7 @@ def compiler(backend: str = "inductor") -> Compile:
     """
     if os.environ.get(_FOLDER) in (None, default_cache_dir()):  # PyTorch sets its own, a temporary one, when imported
         os.environ[_FOLDER] = str(cache_folder())
+    torch._dynamo.reset()  # what earlier runs in this process have compiled would count against the limits of this one
     functorch.donated_buffer = False  # a backward pass that reuses what it has read cannot run twice, see `InBackward`
     return lambda function: torch.compile(function, dynamic=True, fullgraph=True, backend=backend)
 

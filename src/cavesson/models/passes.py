@@ -15,12 +15,15 @@ from cavesson.errors import first_line
 from cavesson.models.compiled import Compile, compile_layers, plain_layers, uncompiled
 from cavesson.models.layers import as_in_run, forwards
 from cavesson.models.packed import pack_rows, packed_states, unpack_rows
-from cavesson.models.parts import UNSUPPORTED, causal, probe_ids, tolerance
+from cavesson.models.parts import UNSUPPORTED, causal, output_head, probe_ids, tolerance
 from cavesson.models.policy import Policy, last_states
 from cavesson.models.sequences import RewardModel, SequencePolicy
 from cavesson.ops import piece_logprobs
+from cavesson.ops.head import Head
 
 Role = Policy | SequencePolicy | RewardModel
+_FAILURES = (*UNSUPPORTED, FailOnRecompileLimitHit, TorchDynamoException)
+"""What models and compilers raise that cannot do what they are asked for."""
 _LENGTHS = (5, 9, 2)
 """Tokens of the rows on which ways are compared."""
 
@@ -38,7 +41,9 @@ def use(role: Role, ways: Ways) -> Iterator[str]:
     reference = role.frozen_reference if isinstance(role, Policy) else None
     models = [role.model, getattr(role, "critic", None), None if reference is None else reference.model]
     given = [model for model in models if model is not None]
-    packed, compile = ways.packed, ways.compile
+    # A layout of examples that the user has chosen stays.
+    packed = ways.packed and (isinstance(role, Policy) or role.shape is not None)
+    compile = ways.compile
     expected = [_tried(model, _padded) for model in given]
     if packed:
         why = _first(_not_packed(model, each) for model, each in zip(given, expected, strict=True))
@@ -53,18 +58,55 @@ def use(role: Role, ways: Ways) -> Iterator[str]:
                 plain_layers(model)
             compile = None
             yield f"the layers are not compiled, because {why}"
-    for one in (role, reference):
-        if one is not None:
-            _set(one, packed, compile)
+    roles = [one for one in (role, reference) if one is not None]
+    for one in roles:
+        one.packed = packed
+        if isinstance(one, Policy) and (packed or compile is not None):
+            one.shares_prompts = False  # that takes a cache, which is another way
+    yield from _use_pieces([one for one in roles if not isinstance(one, RewardModel)], compile)
 
 
-def _set(role: Role, packed: bool, compile: Compile | None) -> None:
-    role.packed = packed
-    if isinstance(role, Policy) and (packed or compile is not None):
-        role.shares_prompts = False  # that takes a cache, which is another way
-    if not isinstance(role, RewardModel):
-        kernels = None if compile is None else piece_logprobs.compiled(compile)
-        role.logprobs = partial(piece_logprobs.piece_logprobs, kernels=kernels)
+def _use_pieces(roles: list[Policy | SequencePolicy], compile: Compile | None) -> Iterator[str]:
+    """Let roles compute log-probabilities in large pieces, compiled where that is exact; yield why it is not."""
+    kernels = piece_logprobs.PLAIN
+    if compile is not None and roles:
+        temperature = getattr(roles[0], "temperature", 1.0)
+        compiled = piece_logprobs.compiled(compile)
+        why = _head_differs(output_head(roles[0].model), compiled, temperature)
+        if why is None:
+            kernels = compiled
+        else:
+            yield f"the output head is not compiled, because {why}"
+    for one in roles:
+        one.logprobs = partial(piece_logprobs.piece_logprobs, kernels=kernels)
+
+
+def _head_differs(head: Head, kernels: piece_logprobs.Kernels, temperature: float) -> str | None:
+    """Return what is wrong with these kernels, beside the plain ones, or None."""
+    hidden = torch.linspace(-1, 1, 4 * head.weight.shape[1], device=head.weight.device).view(4, -1)
+    expected = _scored(head, hidden, piece_logprobs.PLAIN, temperature)
+    try:
+        seen = _scored(head, hidden, kernels, temperature)
+    except _FAILURES as error:
+        return f"it raises {type(error).__name__} ({first_line(error)})"
+    return None if _are_close(seen, expected, head.weight.dtype) else "it computes other numbers then"
+
+
+def _scored(head: Head, hidden: Tensor, kernels: piece_logprobs.Kernels, temperature: float) -> list[Tensor]:
+    """Return log-probabilities and entropies of a few states, and the gradient of the states."""
+    given = hidden.to(head.weight.dtype).requires_grad_()
+    targets = torch.arange(len(hidden), device=hidden.device)
+    with torch.enable_grad():
+        logprob, entropy = piece_logprobs.piece_logprobs(given, head, targets, temperature, kernels)
+        weights = torch.linspace(-1, 1, len(hidden), device=hidden.device)
+        (gradient,) = torch.autograd.grad((weights * (logprob + entropy)).sum(), given)
+    return [logprob.detach(), entropy.detach(), gradient.float()]
+
+
+def _are_close(seen: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> bool:
+    """Return whether each tensor is the expected one, within the rounding of its largest number."""
+    pairs = zip(seen, expected, strict=True)
+    return all(float((one - other).abs().max()) <= tolerance(dtype) * float(other.abs().max()) for one, other in pairs)
 
 
 def _first(reasons: Iterator[str | None]) -> str | None:
@@ -93,11 +135,10 @@ def _differs(model: nn.Module, way: Callable[..., Tensor], expected: list[Tensor
     inner = causal(model)
     try:
         seen = _tried(model, way)
-    except (*UNSUPPORTED, NotImplementedError, FailOnRecompileLimitHit, TorchDynamoException) as error:
+    except _FAILURES as error:
         return f"{inner.config.model_type} raises {type(error).__name__} ({first_line(error)})"
-    for one, other in zip(seen, expected, strict=True):
-        if not float((one - other).abs().max()) <= tolerance(inner.dtype) * float(other.abs().max()):
-            return f"{inner.config.model_type} computes other numbers in this way"
+    if not _are_close(seen, expected, inner.dtype):
+        return f"{inner.config.model_type} computes other numbers in this way"
     return None
 
 

@@ -32,7 +32,7 @@ def piece_logprobs(
     head: Head,
     targets: Int[Tensor, " N"],
     temperature: float,
-    kernels: Kernels | None = None,
+    kernels: Kernels,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return what `token_logprobs` does, in float32; the backward pass computes the logits again.
 
@@ -41,10 +41,10 @@ def piece_logprobs(
         head: the output head, in the dtype of the states or another one, which the states are then converted to.
         targets: the tokens.
         temperature: divides the logits.
-        kernels: the compiled functions; None = those of this module.
+        kernels: `PLAIN`, or the same functions compiled.
     """
     logprob, entropy = _PieceLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden.to(head.weight.dtype), head.weight, head.bias, head, targets, temperature, kernels or PLAIN
+        hidden.to(head.weight.dtype), head.weight, head.bias, head, targets, temperature, kernels
     )
     return logprob, entropy
 

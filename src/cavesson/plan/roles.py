@@ -14,7 +14,7 @@ from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
 from cavesson.models.sequences import RewardModel, SequencePolicy
 from cavesson.models.settings import ModelSettings, ReferenceSettings
-from cavesson.ops.piece_logprobs import Kernels, piece_logprobs
+from cavesson.ops.piece_logprobs import PLAIN, Kernels, piece_logprobs
 from cavesson.plan.fakes import fake
 from cavesson.plan.largest import LargestRollouts
 from cavesson.plan.skeleton import skeleton
@@ -69,7 +69,7 @@ def as_on_gpu(role: Policy | SequencePolicy | RewardModel, settings: ModelSettin
         if isinstance(one, Policy) and (packs(settings) or compiles(settings)):
             one.shares_prompts = False
         if isinstance(one, Policy | SequencePolicy):
-            one.logprobs = partial(piece_logprobs, kernels=_FUSED)
+            one.logprobs = partial(piece_logprobs, kernels=_FUSED if compiles(settings) else _APART)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
@@ -89,6 +89,7 @@ def _gradient(products: Tensor, *known: Any) -> Tensor:
 
 _FUSED = Kernels(_product, _scores, _gradient)
 """What compiled kernels read, write and keep."""
+_APART = PLAIN._replace(product=_product)
 
 
 def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -38,8 +38,9 @@ def choices(
     if not names:
         return {}, []
     kept: dict[str, Any] = run_info(settings.run).get(_KEY, {}) if begun else {}
-    if kept.keys() >= set(names):
-        return {name: kept[name] for name in names}, []
+    kept = {name: kept[name] for name in names if name in kept}
+    if len(kept) == len(names):
+        return kept, []
     if processes.count > 1:
         raise UserError(f'{names[0]} "auto" plans for a single process; set it to a value that fits')
     if inputs.given:
@@ -47,7 +48,8 @@ def choices(
             f'{names[0]} "auto" needs all that the run uses to be named in its settings, and {inputs.given[0]}= was '
             "given in Python; set it to a value that fits"
         )
-    return chosen_by_plan(settings, processes.device)
+    values, notes = chosen_by_plan(with_choices(settings, kept), processes.device)
+    return kept | values, notes
 
 
 def with_choices(settings: Any, values: dict[str, Any]) -> Any:

@@ -16,12 +16,14 @@ def way_remarks(role: Role, settings: ModelSettings, processes: Processes) -> li
 
     A CPU computes plainly, so that a run has the same bits on all machines with its products.
     """
+    if processes.device.type == "cuda" and processes.mesh is not None:
+        return ["layers are not compiled and sequences are padded, because the weights are sharded"]
     ways = _forced or _ways(settings, processes)
     return [] if ways is None else list(use(role, ways))
 
 
 def _ways(settings: ModelSettings, processes: Processes) -> Ways | None:
-    if processes.device.type != "cuda" or processes.mesh is not None:
+    if processes.device.type != "cuda":
         return None
     return Ways(packs(settings), compiler() if compiles(settings) else None)
 
