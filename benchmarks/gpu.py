@@ -125,7 +125,7 @@ def rollouts(algorithm: str) -> Callable[[Place], Figures]:
 
 
 def sampling_and_learning(counted: list[dict[str, float]], tokens: float) -> Figures:
-    """Return the figures of steps that sampled so many tokens each."""
+    """Return the figures of steps, each of which sampled this number of tokens."""
     return {
         "sampled tokens/s": [tokens / seen["time/generate"] for seen in counted],
         "learning, s": [seen["time/score"] + seen["time/update"] for seen in counted],

@@ -77,7 +77,7 @@ def save_model(size: Size, device: str, folder: Path) -> None:
 
 
 def texts(count: int, tokens: int) -> list[str]:
-    """Return different texts of so many tokens each."""
+    """Return different texts with this number of tokens."""
     return ["".join(chr(97 + (n * 7 + i) % 26) for i in range(tokens)) for n in range(count)]
 
 
