@@ -362,3 +362,18 @@ def test_rewards_of_a_mean_near_0_that_are_only_scaled_are_healthy(tmp_path: Pat
     made.rows["reward"] = np.random.default_rng(5).normal(size=made.rows["reward"].shape)
     found = rewards_shifted.statistic(whitened(made, False).data(tmp_path))
     assert found is not None and not found.sick and found.seen < 0.3
+
+
+@pytest.mark.parametrize("source", ["user", "sampled"])
+def test_a_reply_may_end_in_an_end_token(source: str, tmp_path: Path) -> None:
+    """What follows a user's reply is the next turn; behind tokens of the policy, it is text after the end."""
+    ids, said = [3, 4, 9, 6, 9, 3, 4, 9], ["sampled"] * 3 + [source] * 2 + ["sampled"] * 3
+    learned = [True] * 3 + [False] * 2 + [True] * 3
+    write_run(tmp_path / "run", {"algorithm": "grpo", "eos_token_ids": [9], "trainer": "trl 1.16.0"})
+    with Recorder(tmp_path / "run", attempt=begin_attempt(tmp_path / "run", start_step=0)) as recorder:
+        for step in range(4):
+            rows = {"prompt": ["a"] * 8, "response": ["b"] * 8, "reward": np.arange(8.0), "sample": np.arange(8)}
+            tokens = {"token_id": [ids] * 8, "source": [said] * 8, "learned": [learned] * 8}
+            recorder.rollouts(step, rows, tokens)
+    found = trained_behind_end.statistic(RunData(cavesson.open(tmp_path / "run")))
+    assert found is not None and found.seen == (0 if source == "user" else pytest.approx(3 / 6))
