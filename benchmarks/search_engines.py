@@ -33,7 +33,7 @@ from cavesson.index.columns import Array
 from cavesson.index.folder import BLOCK, read_state, write_state
 from cavesson.index.orders import due
 from cavesson.index.snapshot import Snapshot
-from cavesson.index.words import fold
+from cavesson.text.words import fold
 
 ROUNDS = 5
 PAGE = 50  # hits of the first answer

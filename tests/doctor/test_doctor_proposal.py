@@ -24,6 +24,7 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.pattern import expression, pieces
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record import open as open_run
+from cavesson.text.words import words
 
 PROPOSING = [pytest.param(rule, id=rule.name) for rule in RULES if rule.settings]
 RUNS: dict[str, Any] = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun}
@@ -141,10 +142,10 @@ def test_a_pattern_is_discarded_below_all_rewards(tmp_path: Path) -> None:
     # The lowest reward is −2, and their standard deviation 2.
     assert proposal(data, rule, SICKLY) == {"cleaning.discard": ["#"], "cleaning.discard_reward": -4.0}
     phrase = Reading(1.0, True, words={"pattern": "so ,"})
-    assert proposal(data, rule, phrase)["cleaning.discard"] == [r"(?i)\bso\s*,"]
+    assert proposal(data, rule, phrase)["cleaning.discard"] == [r"(?i)(?<![^\W_])so\s*,"]
 
 
-WORDS = ["So", "so", "sore", "_so", "3", "春", "眠", "Läufe"]
+WORDS = ["So", "so", "sore", "_so", "3", "春", "眠", "Läufe", "भी"]
 PARTS = st.sampled_from([*WORDS, "#", ":)", "...", ".", "!!!!", "*", "(", "[a]"])
 TEXTS = st.lists(st.tuples(PARTS, st.sampled_from(["", " ", "\n"])), max_size=6).map(lambda some: "".join(chain(*some)))
 # Between a word and a sign of Chinese, regular expressions know no boundary.
@@ -153,9 +154,9 @@ NO_BOUNDARY = re.compile(r"(?=\w)[^春眠][春眠]|[春眠](?=\w)[^春眠]")
 
 @given(TEXTS.filter(lambda text: not NO_BOUNDARY.search(text)))
 def test_the_expression_finds_a_pattern_where_the_rule_counts_it(text: str) -> None:
-    found = pieces(text)
-    for pattern in ("so", "3", "#", "*", "läufe", "春", "春 眠"):
-        assert bool(re.search(expression(pattern), text)) == (pattern in found)
+    found = pieces(*words([text]))
+    for pattern in ("so", "3", "#", "*", "läufe", "भी", "春", "春 眠"):
+        assert bool(re.search(expression(pattern), text)) == (pattern in found), pattern
     for pattern in (":)", "so #", "so so", "# so", "春 #", "( so"):  # signs may stand in a longer run of signs
         assert re.search(expression(pattern), text) or pattern not in found
 

@@ -7,8 +7,8 @@ from index_helpers import WORDS, indexed, new_run, record, text_of
 from cavesson.index.patterns import counted, read_counts
 from cavesson.index.postings import PieceReader
 from cavesson.index.search import candidates, dictionary, is_exact
-from cavesson.index.words import fold
 from cavesson.record import Recorder, begin_attempt
+from cavesson.text.words import fold
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
 from cavesson.text import statistics
-from cavesson.text.statistics import distinct, response_statistics, self_bleu, words
+from cavesson.text.statistics import distinct, response_statistics, self_bleu
+from cavesson.text.words import words
 
 TOKENS = st.lists(st.integers(0, 5), max_size=12)
 RESPONSES = st.lists(TOKENS, max_size=8)
@@ -130,9 +132,14 @@ def test_equally_frequent_tokens_have_the_highest_entropy(count):
 
 
 def test_words():
-    assert words("Don't stop :) 3 Läufe!") == ["Don", "'", "t", "stop", ":", ")", "3", "Läufe", "!"]
-    assert words("春眠不觉晓,OK") == ["春", "眠", "不", "觉", "晓", ",", "OK"]
-    assert words(" \n") == []
+    assert words(["Don't stop :) 3 Läufe!"]) == [["don", "'", "t", "stop", ":)", "3", "läufe", "!"]]
+    assert words(["春眠不觉晓,OK", " \n", "x"]) == [["春", "眠", "不", "觉", "晓", ",", "ok"], [], ["x"]]
+    assert words([]) == []
+
+
+@pytest.mark.parametrize("text", ["tiếng Việt", unicodedata.normalize("NFD", "tiếng Việt"), "हिन्दी भाषा"])
+def test_a_word_is_not_split_at_its_combining_marks(text: str) -> None:
+    assert words([text]) == [text.lower().split()]
 
 
 def test_statistics_of_a_step():

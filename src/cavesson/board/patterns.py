@@ -16,8 +16,8 @@ from cavesson.index.patterns import Counts, read_counts
 from cavesson.index.search import Dictionary, dictionary
 from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
-from cavesson.index.words import fold
 from cavesson.record.splits import OTHER, Split
+from cavesson.text.words import fold
 
 ENDS = 0.1
 """Growth is from this share of the responses, the first, to the same share of the last."""

@@ -24,12 +24,12 @@ from cavesson.index.search import dictionary
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.turns import read_turns
-from cavesson.index.words import words
 from cavesson.record import Run
 from cavesson.record.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.lock import is_free
 from cavesson.record.storage import storage
 from cavesson.text.counting import counted
+from cavesson.text.words import split
 
 LIVE_SECONDS = 120
 
@@ -259,7 +259,7 @@ class Board:
         """Load in advance what will be needed soon."""
         with suppress(UserError):  # most likely, the board is stopping; otherwise, the first search reports the error
             self.scanner.start()
-        words([""])
+        split([""])
         spans([""], compiled("", regex=False))  # triggers imports that the first text would wait for
         for run in self.runs:
             run.warm()

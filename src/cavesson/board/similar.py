@@ -13,8 +13,8 @@ from cavesson.index.columns import Array
 from cavesson.index.search import dictionary
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH
-from cavesson.index.words import words
 from cavesson.record.splits import Split
+from cavesson.text.word_hashes import hashes, pieces
 
 MAX_WORDS = 48
 MIN_WORDS = 4
@@ -57,7 +57,7 @@ def _candidates(snapshot: Snapshot, split: Split, response: str, own: bool) -> A
     if not snapshot.state.pieces:
         return np.empty(0, np.int64)
     known = dictionary(snapshot.folder, snapshot.state.pieces)
-    features = known.numbers(words([response]).hash)
+    features = known.numbers(hashes(pieces([response])))
     count, rows = known.totals(split)[features], snapshot.count(split)
     shared = np.flatnonzero(count > own)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MAX_WORDS]]
@@ -81,6 +81,6 @@ def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Arr
 
 
 def _ngrams(text: str) -> set[tuple[int, ...]]:
-    hashes = words([text]).hash.tolist()
-    size = min(SIZE, max(len(hashes), 1))
-    return {tuple(hashes[i : i + size]) for i in range(len(hashes) - size + 1)}
+    found = hashes(pieces([text])).tolist()
+    size = min(SIZE, max(len(found), 1))
+    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from cavesson.doctor.finding import Evidence
 from cavesson.doctor.series import Array, Series, read_only, series
+from cavesson.text.words import words
 
 Lookup = Callable[[str], Callable[[Any], Any] | None]
 """From the name of a column to the function that computes it."""
@@ -61,6 +62,10 @@ class Rows:
         """Return a text column; None for rollouts without a text."""
         found: list[str | None] = self.column(name).to_pylist()
         return found
+
+    def words(self, name: str) -> list[list[str]]:
+        """Return the words of a text column; none for rollouts without a text."""
+        return words([text or "" for text in self.texts(name)])
 
     def with_texts(self, name: str, texts: list[str | None]) -> "Rows":
         """Return the same rollouts with other values of a text column, [n]."""

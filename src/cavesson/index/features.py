@@ -7,8 +7,9 @@ import numpy as np
 
 from cavesson.index.columns import Array
 from cavesson.index.sets import contains
-from cavesson.index.words import SIGN, SPACE, Words, code_points, kinds_of, mixed, words
 from cavesson.record.keys import are_first
+from cavesson.text.word_hashes import hashes, mixed, pieces
+from cavesson.text.words import SIGN, SPACE, Split, code_points, kinds_of
 
 WORD, CHARACTER, NGRAM = range(3)
 KINDS = ("word", "character", "ngram")
@@ -46,12 +47,14 @@ def features(texts: Sequence[str], documents: Array | None = None) -> tuple[Feat
         documents: [T] the document that each is a part of, numbered from 0, ascending; None if each is one.
     """
     documents = np.arange(len(texts)) if documents is None else documents
-    cut = words(texts)
+    cut = pieces(texts)
     cut, part = cut._replace(document=documents[cut.document]), cut.document
     count = int(documents[-1]) + 1 if len(documents) else 0
-    by_word = _grouped(cut.hash, cut.document, cut.start, cut.stop, WORD)
-    characters = _characters(texts, documents, count, cut)
-    parts = [by_word, *characters, *_ngrams(cut, part, by_word, max(MIN_DOCUMENTS, int(NGRAM_SHARE * count)))]
+    of_words = hashes(cut)
+    by_word = _grouped(of_words, cut.document, cut.start, cut.stop, WORD)
+    characters = _characters(texts, documents, count, cut.text)
+    least = max(MIN_DOCUMENTS, int(NGRAM_SHARE * count))
+    parts = [by_word, *characters, *_ngrams(cut, of_words, part, by_word, least)]
     return _joined(parts), cut.text
 
 
@@ -73,9 +76,9 @@ def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: in
     return Features(hashes[first], kinds, count, document[kept], start[place], stop[place])
 
 
-def _characters(texts: Sequence[str], documents: Array, count: int, cut: Words) -> list[Features]:
+def _characters(texts: Sequence[str], documents: Array, count: int, text: str) -> list[Features]:
     """Return the documents that contain each sign and each letter of the Latin scripts."""
-    points = code_points(cut.text)
+    points = code_points(text)
     document = np.repeat(documents, [len(text) for text in texts])
     kinds = kinds_of(points)
     latin = np.flatnonzero((kinds != SPACE) & (points < LAST_CHARACTER))
@@ -95,14 +98,13 @@ def _latin(points: Array, document: Array, place: Array, of: int) -> Features:
     return Features(hash_of_character(codes), kinds, count, documents, first[codes], first[codes] + 1)
 
 
-def _ngrams(cut: Words, part: Array, by_word: Features, fewest: int) -> list[Features]:
+def _ngrams(cut: Split, hashes: Array, part: Array, by_word: Features, fewest: int) -> list[Features]:
     """Return pairs and triples of words of one text, ``part``, that occur in at least ``fewest`` documents.
 
     An n-gram occurs in no more documents than any of its parts, so only those with frequent parts are considered.
     """
     found = []
-    frequent = contains(by_word.hash[by_word.counts >= fewest], cut.hash)
-    hashes = cut.hash
+    frequent = contains(by_word.hash[by_word.counts >= fewest], hashes)
     for size in (2, 3):
         # Index i is the n-gram that starts with word i; it consists of the two shorter ones at i and i + 1.
         same = part[: len(hashes) - 1] == part[size - 1 :]

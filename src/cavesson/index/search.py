@@ -15,8 +15,9 @@ from cavesson.index.folder import BLOCK, Piece
 from cavesson.index.postings import PieceReader
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
-from cavesson.index.words import ALONE, OVERLAP, SIGN, SPACE, code_points, fold, kinds_of, runs
 from cavesson.record.splits import Split
+from cavesson.text.word_hashes import OVERLAP
+from cavesson.text.words import ALONE, SIGN, SPACE, code_points, fold, kinds_of, runs
 
 
 class Dictionary:

@@ -17,8 +17,8 @@ from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import recorded
 from cavesson.index.turns import TEXTS, recorded_turns
-from cavesson.index.words import LONGEST
 from cavesson.record import Run
+from cavesson.text.word_hashes import LONGEST
 
 MAX_PIECES = 8
 """Pieces of the block that is still growing; more are put together."""

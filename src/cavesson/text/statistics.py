@@ -5,13 +5,14 @@ means that there is nothing to measure.
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import chain, groupby
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
+
+from cavesson.text.words import words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -22,10 +23,6 @@ Response = Sequence[Hashable]
 SELF_BLEU_RESPONSES = 10
 SELF_BLEU_TOKENS = 128
 
-# Chinese and Japanese have no spaces between words, so each character counts as a word.
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
-
 
 def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | None = None) -> dict[str, float]:
     """Compute all statistics of one step's responses by metric name; those that cannot be measured are omitted.
@@ -34,7 +31,7 @@ def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | Non
         texts: the responses, `[B]`; with `ids` also values that are equal for equal texts, and false for empty ones.
         ids: their token ids, without padding; None counts words instead.
     """
-    responses: Sequence[Response] = ids if ids is not None else [words(text) for text in texts]
+    responses: Sequence[Response] = ids if ids is not None else words(texts)
     lengths = [len(response) for response in responses]
     measured = {
         "text/distinct_1": distinct(responses, 1),
@@ -50,11 +47,6 @@ def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | Non
         "length/response_max": max(lengths, default=None),
     }
     return {name: float(value) for name, value in measured.items() if value is not None}
-
-
-def words(text: str) -> list[str]:
-    """Split a text into words and punctuation marks; each Chinese or Japanese character is a separate word."""
-    return _WORD.findall(text)
 
 
 def distinct(responses: Sequence[Response], n: int) -> float | None:

@@ -25,8 +25,9 @@ from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.rollout.episodes import CUT
-from cavesson.text.statistics import distinct, words
+from cavesson.text.statistics import distinct
 from cavesson.text.visible import visible, visible_line
+from cavesson.text.words import words
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
 from cavesson.tools.generate import Questions, Response, load_policy, questions_of, responses, tell
 from cavesson.tools.score import check_scorers, estimate_gain, estimates, score_responses, shown
@@ -223,7 +224,7 @@ def _column(
     name: str, answers: Sequence[Response], scores: dict[str, list[float | None]], first: dict[str, list[float | None]]
 ) -> ComparedModel:
     groups = [one.group for one in answers]
-    split = [words(one.response) for one in answers]
+    split = words([one.response for one in answers])
     total, others = (next(iter(parts.values()), []) for parts in (scores, first))
     # Only responses that are judged in both can be compared.
     gained = [

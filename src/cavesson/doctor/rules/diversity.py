@@ -15,7 +15,6 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
-from cavesson.text.statistics import words
 
 MANY = float(np.log(100))
 """Entropy of a uniform choice among 100 tokens, in nats. A task may ask for one among fewer, such as labels."""
@@ -38,7 +37,7 @@ def entropy(data: RunData) -> Series:
 def distinct(rows: Rows) -> Series:
     """Return by step the share of distinct word pairs over a fixed number of words."""
     steps, values = [], []
-    responses = [words(text or "") for text in rows.texts("response")]
+    responses = rows.words("response")
     edges = np.append(np.searchsorted(rows.step, rows.steps), len(rows))
     totals = [sum(map(len, responses[start:stop])) for start, stop in pairwise(edges)]
     budget = min(BUDGET, int(np.quantile(totals, 0.1))) if totals else 0
@@ -206,7 +205,7 @@ def _third(rows: Rows, which: int) -> Array:
 def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
     """Return the mean Jaccard index of the words of two responses: to the same prompt, and to different prompts."""
     prompts = rows.texts("prompt")
-    different = [set(words((text or "").lower())) for text in rows.texts("response")]
+    different = list(map(set, rows.words("response")))
     asked: dict[str | None, list[int]] = {}
     for i, prompt in enumerate(prompts):
         asked.setdefault(prompt, []).append(i)

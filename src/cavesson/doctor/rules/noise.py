@@ -12,8 +12,8 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED
 from cavesson.doctor.rules.kl import objective
-from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.series import Array, Series, trend
+from cavesson.text.words import words
 
 WORDS = 40
 """Number of the most frequent words that are searched for in each response."""
@@ -175,10 +175,10 @@ def _left_by_words(rows: Rows, reward: Array, part: Array) -> float:
     different = len(np.unique(rows["reward"][some]))
     if len(some) < MIN_ROLLOUTS or different < MIN_VALUES or np.var(reward[some]) < 1e-10:
         return float("nan")
-    responses = rows.texts("response")
-    words = [PIECES.findall((responses[i] or "").lower()) for i in some]
-    common = [word for word, _ in Counter(word for one in words for word in dict.fromkeys(one)).most_common(WORDS)]
-    has = np.array([[*(word in one for word in common), np.log1p(len(one))] for one in words], float)
+    texts = rows.texts("response")
+    said = words([texts[i] or "" for i in some])
+    common = [word for word, _ in Counter(word for one in said for word in dict.fromkeys(one)).most_common(WORDS)]
+    has = np.array([[*(word in one for word in common), np.log1p(len(one))] for one in said], float)
     has, goal = has - has.mean(0), reward[some]
     left = 0.0
     for half in (np.arange(len(goal)) % 2 == 0, np.arange(len(goal)) % 2 == 1):

@@ -17,11 +17,8 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
 from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
+from cavesson.text.words import is_sign, is_spaced
 
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
-"""A sign of a language that writes without spaces."""
-PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
-"""Words, the signs of languages that write without spaces, and runs of other signs."""
 MIN_ROLLOUTS = 120
 FREQUENT = 0.2
 GROWTH = 3.0
@@ -45,32 +42,20 @@ class Pattern(NamedTuple):
     part, whichever is larger. A pattern that began late has no part in the variance before."""
 
 
-def pieces(text: str | None) -> set[str]:
-    """Return the words, the signs, runs of signs and the pairs of adjacent ones in a text, in lower case."""
-    return _with_parts(_words(text))
-
-
-def _with_parts(words: list[str]) -> set[str]:
+def pieces(words: list[str]) -> set[str]:
+    """Return the words of a text, the beginnings of its sequences of signs, their signs, and pairs of adjacent ones."""
+    words = [word[:3] if is_sign(word) else word for word in words]
     # A sign is the same pattern alone and at the end of a sentence: "#" is a part of ".#" and "##".
-    signs = {sign for word in words if len(word) > 1 and not is_word(word) for sign in word}
+    signs = {sign for word in words if is_sign(word) for sign in word}
     return {*words, *signs, *(f"{one} {two}" for one, two in pairwise(words))}
-
-
-def _words(text: str | None) -> list[str]:
-    return [word if is_word(word) else word[:3] for word in PIECES.findall((text or "").lower())]
-
-
-def is_word(piece: str) -> bool:
-    """Return whether a piece is a word and not a run of other signs."""
-    return piece[0].isalnum() or piece[0] == "_"
 
 
 class Texts:
     """The responses of rollouts and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
-        self._words = [_words(text) for text in rows.texts("response")]
-        self._found = [_with_parts(some) for some in self._words]
+        self._words = rows.words("response")
+        self._found = [pieces(some) for some in self._words]
         self.early, self.rewards = early_part(rows), Rewards(rows)
 
     def counts(self, part: Array) -> Counter[str]:
@@ -91,7 +76,7 @@ class Texts:
         """Return [n] the lengths in words, without these words and the runs that consist of these signs."""
 
         def counts(word: str) -> bool:
-            return word not in without if is_word(word) else not without >= set(word)
+            return not without >= set(word[:3]) if is_sign(word) else word not in without
 
         return np.array([sum(map(counts, words)) for words in self._words])
 
@@ -136,14 +121,11 @@ def expression(pattern: str) -> str:
     """Return a regular expression that finds a pattern, as `pieces` names it, in a text."""
     parts = pattern.split()
     plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
-    begin, end = (r"\b" if _has_boundary(part) else "" for part in (parts[0], parts[-1]))
-    between = r"\s+" if all(map(_has_boundary, parts)) else r"\s*"
+    # `\b` is also beside the combining marks of a word, and not beside an underscore.
+    begin, end = ("(?<![^\\W_])" if is_spaced(parts[0]) else "", "(?![^\\W_])" if is_spaced(parts[-1]) else "")
+    between = r"\s+" if all(map(is_spaced, parts)) else r"\s*"
     found = between.join(plain)
-    return f"(?i){begin}{found}{end}" if any(map(is_word, parts)) else found
-
-
-def _has_boundary(piece: str) -> bool:
-    return is_word(piece) and not _UNSPACED.match(piece)
+    return found if all(map(is_sign, parts)) else f"(?i){begin}{found}{end}"
 
 
 def _discarding(value: list[str], data: RunData, reading: Reading) -> list[str]:
@@ -188,7 +170,7 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
     for late in parts:
         found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.lift > 0]
         if found and found[0].explains >= limit:
-            return _spread(rows, _longest(texts, found), late)
+            return _spread(rows, texts, _longest(texts, found), late)
         most = max(most, found[0].explains if found else 0.0)
     return Reading(Share(most), False)
 
@@ -198,12 +180,12 @@ def _longest(texts: Texts, found: list[Pattern]) -> Pattern:
     best, has = found[0], texts.having(found[0].text)
     same = [one for one in found if one.explains > SAME * best.explains]
     same = [one for one in same if np.corrcoef(has, texts.having(one.text))[0, 1] > SAME]
-    is_sign = " " not in best.text and not is_word(best.text)  # whatever stands beside it is chance
-    return best if is_sign else max(same, key=lambda one: len(one.text), default=best)
+    is_alone = " " not in best.text and is_sign(best.text)  # whatever stands beside it is chance
+    return best if is_alone else max(same, key=lambda one: len(one.text), default=best)
 
 
-def _spread(rows: Rows, best: Pattern, late: Array) -> Reading:
-    has = np.array([best.text in pieces(text) for text in rows.texts("response")])
+def _spread(rows: Rows, texts: Texts, best: Pattern, late: Array) -> Reading:
+    has = texts.having(best.text)
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
     words: Words = {"pattern": best.text, "lift": best.lift, "before": Share(best.before), "after": Share(best.after)}

@@ -9,9 +9,10 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.pattern import MIN_ROLLOUTS, PIECES, is_word
+from cavesson.doctor.rules.pattern import MIN_ROLLOUTS
 from cavesson.doctor.series import Array, since, smoothed
 from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
+from cavesson.text.words import is_sign
 
 
 @rule(
@@ -74,7 +75,7 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     rows = data.said
     if not (rows.has("response") and rows.has("reward")) or len(rows) < MIN_ROLLOUTS:
         return None
-    texts = [[word for word in words if is_word(word)] for words in _pieces(rows)]
+    texts = [[word for word in words if not is_sign(word)] for words in rows.words("response")]
     has, length = np.array([_returns(words) > 0 for words in texts]), np.array([len(words) for words in texts])
     early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
     before, now = (share_of(has[part], rewards.prompt[part]) for part in (early, late))
@@ -91,11 +92,7 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
 
 def _returning(rows: Rows) -> Array:
     """Return [n] the share of words, or of signs of languages without spaces, that equal one of the two before."""
-    return np.array([_returns(words) / len(words) if len(words) > 2 else np.nan for words in _pieces(rows)])
-
-
-def _pieces(rows: Rows) -> list[list[str]]:
-    return [PIECES.findall((text or "").lower()) for text in rows.texts("response")]
+    return np.array([_returns(words) / len(words) if len(words) > 2 else np.nan for words in rows.words("response")])
 
 
 def _returns(words: list[str]) -> int:

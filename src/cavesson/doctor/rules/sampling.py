@@ -10,7 +10,6 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
-from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
 
@@ -253,8 +252,7 @@ def _have_form(rows: Rows, length: Array, least: int) -> bool:
 
 def _in_common(rows: Rows, part: Array) -> float:
     """Return the share of the words of some responses, ``part`` [n], that most of them have; 1 without texts."""
-    texts = rows.texts("response")
-    words = [found for i in np.flatnonzero(part) if (found := set(PIECES.findall((texts[i] or "").lower())))]
+    words = [set(some) for some in rows.where(part).words("response") if some]
     count = Counter(word for found in words for word in found)
     usual = {word for word, times in count.items() if times > len(words) / 2}
     return float(np.mean([len(found & usual) / len(found) for found in words])) if words else 1.0
