@@ -143,6 +143,26 @@ def test_the_cache_is_arithmetic(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     assert memory.phases["decoding"]["decoding cache"] == 8 * 24 * 2 * 2 * 2 * 24 * 4
 
 
+def test_merged_adapters_are_a_copy_of_the_weights_that_they_change(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Of two layers, the queries from 96 to 96 and the MLP's output from 256 to 96; while responses are sampled."""
+    lora = {"model__lora": {"rank": 2, "targets": ("q_proj", "down_proj")}}
+    copied = 4 * 2 * 96 * (96 + tiny_model().config.intermediate_size)
+    merged = predicted(tmp_path, tokenizer, **lora)
+    assert {name: phase.get("merged adapters") for name, phase in merged.phases.items()} == {
+        "reading prompts": copied, "decoding": copied, "scoring": None, "learning": None, "optimiser step": None,
+    }  # fmt: skip
+    never = predicted(tmp_path, tokenizer, **lora, sampling__merge_adapters="never")
+    assert merged.added("decoding") - never.added("decoding") == copied
+    # By itself, the copy takes at most half of what is free beside weights, critic and cache.
+    used = sum(merged.stays[name] for name in ("weights", "critic")) + merged.phases["decoding"]["decoding cache"]
+    for memory, expected in ((used + 2 * copied, copied), (used + 2 * copied - 2, None)):
+        found = predicted(tmp_path, tokenizer, place=GPU._replace(memory=memory), **lora)
+        assert found.phases["decoding"].get("merged adapters") == expected
+    assert "merged adapters" not in predicted(tmp_path, tokenizer, model__dtype="bfloat16").phases["decoding"]
+
+
 def test_an_episode_has_room_for_its_last_turn_and_for_what_its_rows_have_read(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

@@ -7,6 +7,7 @@ grows beyond the live bytes (`heap`). Only the weights are not allocated there: 
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,9 +27,13 @@ from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.roles import as_on_gpu, fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
 from cavesson.plan.skeleton import bytes_of, loading_bytes
+from cavesson.sampling.merged import fits, merged_bytes
+from cavesson.sampling.settings import MergesAdapters
 from cavesson.train.in_backward import optimizer_of
 from cavesson.types import Batch
 
+_SAMPLING = {"reading prompts", "decoding", "reading waiting prompts"}
+_MERGED = "merged adapters"
 QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
 """Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
 
@@ -68,9 +73,30 @@ def rollout_memory(
                         earlier = settings.longest_episode if settings.environment.is_named else 0
                         cache = sample(run, policy, settings.sampling, prompts, largest.waiting, earlier)
                     _score_and_learn(run, policy, settings, largest, learned, scored)
-            return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
+            found = _memory(run, settings.model, weights, rewards, cache, mesh is not None)
+            return _with_merged(found, policy, settings, mesh is not None)
 
-    return of_all_layers(simulated, settings.model, place)
+    return _as_merged(of_all_layers(simulated, settings.model, place), settings.sampling.merge_adapters, place)
+
+
+def _with_merged(memory: Memory, policy: Policy, settings: RolloutRun, is_sharded: bool) -> Memory:
+    """Return the memory of a run with a copy of the weights that adapters are merged into, if they can be."""
+    size = merged_bytes(policy.model)
+    if size and settings.sampling.declared.local and settings.model.quantization is None and not is_sharded:
+        for name in memory.phases.keys() & _SAMPLING:
+            memory.phases[name][_MERGED] = size
+    return memory
+
+
+def _as_merged(memory: Memory, when: MergesAdapters, place: Place) -> Memory:
+    """Return the memory of a run that can merge adapters, without the copy if it does not."""
+    decoding = memory.phases.get("decoding", {})
+    loaded = sum(size for name, size in memory.stays.items() if name != "optimiser")  # it begins after the choice
+    free = place.memory - loaded - decoding.get("decoding cache", 0)
+    if when == "always" or (when == "auto" and not place.is_cpu and fits(decoding.get(_MERGED, 0), free)):
+        return memory
+    without = {name: {part: n for part, n in phase.items() if part != _MERGED} for name, phase in memory.phases.items()}
+    return replace(memory, phases=without)
 
 
 def example_memory(
@@ -143,7 +169,7 @@ def _memory(
     }
     phases = {name: {part: size for part, size in seen.items() if part != "kept"} for name, seen in run.peaks.items()}
     whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside) if is_sharded else 0
-    for name in ("reading prompts", "decoding", "reading waiting prompts"):
+    for name in _SAMPLING:
         _rename(phases.get(name, {}), "decoding cache", cache)
         # FSDP's tracker takes what is gathered outside of its own passes for activations.
         _rename(phases.get(name, {}), "gathered weights", whole)

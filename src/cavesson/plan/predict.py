@@ -71,7 +71,7 @@ class Predictor:
         problem = self._problem(settings)
         if problem is not None:
             raise UserError(problem)
-        self.place = Place(processes, device.per_host, device.is_cpu)
+        self.place = Place(processes, device.per_host, device.is_cpu, device.memory)
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
         self.data: Any = (
             prompts_of(settings, self.tokenizer, conversation_of(settings, self.tokenizer))
@@ -146,10 +146,10 @@ def choose(settings: Run, device: torch.device) -> tuple[dict[str, Any], list[st
         UserError: the model or the data cannot be read.
     """
     rewards = settings.rewards if isinstance(settings, RolloutRun) else ()
-    # Only the times depend on the kind of GPU.
-    kind = replace(DEVICES["h100"], name=device.type, is_cpu=device.type == "cpu", per_host=1)
-    predictor = Predictor(Planned("the run", "", settings, rewards, False), kind, 1)
     free = free_memory(device)
+    # Only the times depend on the kind of GPU.
+    kind = replace(DEVICES["h100"], name=device.type, memory=free, is_cpu=device.type == "cpu", per_host=1)
+    predictor = Predictor(Planned("the run", "", settings, rewards, False), kind, 1)
     values = predictor.chosen(settings, free)
     peak = predictor.memory(with_choices(settings, values)).peak
     said = " and ".join(f"{name} = {_toml(value)}" for name, value in values.items())

@@ -1,5 +1,6 @@
 """What is predicted of the memory of a run, for a few layers of its model or for all."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ class Place(NamedTuple):
     per_host: int = 8
     """processes on a host"""
     is_cpu: bool = True
+    memory: float = math.inf
+    """bytes of its memory"""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The merged weights are a second copy of the layers' weights. The weights themsel
 the same bits afterwards.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -42,11 +42,12 @@ class Merging:
 
     def __init__(self, model: nn.Module, when: MergesAdapters, seed: int) -> None:
         self._model, self._when, self._seed = model, when, seed
-        self._merges = False
+        self.merges: bool | None = None
+        """whether this was chosen; None = nothing was to choose, or it has not been chosen yet"""
         self._slow: str | None = None
 
     def choose(self, used: Callable[[], int]) -> None:
-        """Decide whether to merge.
+        """Decide whether to merge, once: the first decision stays.
 
         Args:
             used: returns the bytes that sampling needs besides.
@@ -55,18 +56,26 @@ class Merging:
             UserError: adapters shall always be merged, and cannot be.
         """
         is_on_gpu = causal(self._model).device.type == "cuda"
-        if self._when == "never" or (self._when == "auto" and not is_on_gpu) or not isinstance(self._model, PeftModel):
+        if self.merges is not None or not isinstance(self._model, PeftModel):
+            return
+        if self._when == "never" or (self._when == "auto" and not is_on_gpu):
+            self.merges = False
             return
         why = _unmerged(self._model)
         if why is None and self._when == "auto":
             size, free = merged_bytes(self._model), free_memory(causal(self._model).device) - used()
-            if size > _SHARE * free:
+            if not fits(size, free):
                 why = f"a copy of the weights would take {size / 2**30:,.1f} of {free / 2**30:,.1f} GiB of free memory"
         if why is None:
             why = _disagreement(self._model)
         if why is not None and self._when == "always":
             raise UserError(f'sampling.merge_adapters "always": adapters cannot be merged, because {why}')
-        self._merges, self._slow = why is None, why
+        self.merges, self._slow = why is None, why
+
+    def agree(self, others: Sequence[bool | None]) -> None:
+        """Merge only if all other processes do: they sample with the same weights."""
+        if self.merges and not all(others):
+            self.merges, self._slow = False, "another process does not merge them"
 
     def merged(self, version: int) -> AbstractContextManager[None]:
         """Compute with merged weights inside the block, if this was chosen.
@@ -74,7 +83,7 @@ class Merging:
         Args:
             version: of the weights.
         """
-        if not self._merges:
+        if not self.merges:
             return nullcontext()
         seed = generator(self._seed, Purpose.MERGED_WEIGHTS, version).integers(2**63)
         return merged_adapters(self._model, int(seed))
@@ -84,9 +93,7 @@ class Merging:
         if self._slow is not None:
             return [f"adapters are not merged for sampling, which would be faster: {self._slow}"]
         size = merged_bytes(self._model) / 2**30
-        return (
-            [f"adapters are merged into a copy of the weights for sampling ({size:,.1f} GiB)"] if self._merges else []
-        )
+        return [f"adapters are merged into a copy of the weights for sampling ({size:,.1f} GiB)"] if self.merges else []
 
 
 @contextmanager
@@ -117,6 +124,11 @@ def merged_adapters(model: nn.Module, seed: int) -> Iterator[None]:
             if layer.merged:
                 layer.unmerge()
             _weight(layer).data = data
+
+
+def fits(size: int, free: float) -> bool:
+    """Return whether merged weights of this size are made by themselves in so much free memory, both in bytes."""
+    return size <= _SHARE * free
 
 
 def merged_bytes(model: nn.Module) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -156,6 +156,9 @@ class Engine(Protocol):
 
     def remarks(self) -> list[str]:
         """Return notes for the user, such as on what makes sampling slower than it could be."""
+
+    def auto_values(self) -> dict[str, Any]:
+        """Return what it has chosen for settings that are "auto", by their dotted names; the run keeps these values."""
 
     def rest(self) -> None:
         """Leave memory to others until `synchronise` is called again; all processes must call this together."""

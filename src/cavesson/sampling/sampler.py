@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Sampler:
         self.settings = settings
         self.seed = seed
         self.is_scored, self.has_turns = is_scored, has_turns
-        self.merging = Merging(policy.model, merges, seed)
+        self._merges, self.merging = merges, Merging(policy.model, merges, seed)
         self.stop = StopTexts(tokenizer, settings.stop)
         self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
@@ -142,6 +143,12 @@ class Sampler:
         slow = self.decoding.unrecorded
         graph = [] if slow is None else [f"sampling does not use a CUDA graph, which would be faster: {slow}"]
         return graph + self.merging.remarks()
+
+    def auto_values(self) -> dict[str, Any]:
+        """Return whether adapters are merged, if that was left to the sampler."""
+        if self._merges != "auto" or self.merging.merges is None:
+            return {}
+        return {"sampling.merge_adapters": "always" if self.merging.merges else "never"}
 
     def rest(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""

@@ -231,6 +231,10 @@ class VllmSampler:
         """Return no notes: servers write their own."""
         return []
 
+    def auto_values(self) -> dict[str, Any]:
+        """Return nothing: a server gets adapters as they are."""
+        return {}
+
     def rest(self) -> None:
         """Let the server sleep if the settings say so.
 

@@ -1,4 +1,4 @@
-"""Settings that are "auto": the plan of the memory chooses their values once, and the run keeps them."""
+"""Settings that are "auto": their values are chosen once, most by the plan of the memory, and the run keeps them."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _KEY = "chosen"
 
 
 def left_to_plan(settings: RolloutRun | ExampleRun) -> list[str]:
-    """Return the dotted names of the settings that are "auto"."""
+    """Return the dotted names of the settings that are "auto" and that the plan chooses."""
     values = {
         "model.gradient_checkpointing": settings.model.gradient_checkpointing,
         "update.micro_batch_tokens": settings.update.micro_batch_tokens,
@@ -24,22 +24,27 @@ def left_to_plan(settings: RolloutRun | ExampleRun) -> list[str]:
     return [name for name, value in values.items() if value == "auto"]
 
 
+def _left_to_engine(settings: RolloutRun | ExampleRun) -> list[str]:
+    """Return those that the engine chooses, see `Engine.auto_values`."""
+    auto = isinstance(settings, RolloutRun) and settings.sampling.merge_adapters == "auto"
+    return ["sampling.merge_adapters"] if auto else []
+
+
 def choices(
     settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes, begun: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the settings that are "auto", and notes for the user; a run that has begun keeps its own.
 
-    A value decides which passes are made together, and so how numbers are rounded.
+    A value decides which passes are made together, or with which weights, and so how numbers are rounded. What the
+    engine chooses is only known here if the run has kept it.
 
     Raises:
         UserError: the plan does not know such a run.
     """
     names = left_to_plan(settings)
-    if not names:
-        return {}, []
-    kept: dict[str, Any] = run_info(settings.run).get(_KEY, {}) if begun else {}
-    kept = {name: kept[name] for name in names if name in kept}
-    if len(kept) == len(names):
+    known: dict[str, Any] = run_info(settings.run).get(_KEY, {}) if begun else {}
+    kept = {name: known[name] for name in (*names, *_left_to_engine(settings)) if name in known}
+    if all(name in kept for name in names):
         return kept, []
     if processes.count > 1:
         raise UserError(f'{names[0]} "auto" plans for a single process; set it to a value that fits')

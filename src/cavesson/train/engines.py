@@ -52,6 +52,7 @@ def transformers_engine(parts: EngineParts) -> Sampler:
     policy, tokenizer, seed, merges = parts.policy, parts.tokenizer, settings.seed, settings.sampling.merge_adapters
     sampler = Sampler(policy, tokenizer, sampling, seed, is_scored=True, has_turns=parts.has_turns, merges=merges)
     sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
+    sampler.merging.agree(processes.of_all(sampler.merging.merges))
     return sampler
 
 

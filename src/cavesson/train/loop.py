@@ -108,6 +108,10 @@ class Trainer(ABC):
         """Whether the model that is saved at the end has more than adapters."""
         return self.model_settings.lora is None
 
+    def auto_values(self) -> dict[str, Any]:
+        """Return what was chosen for settings that are "auto" when the run was built, by their dotted names."""
+        return {}
+
     def describe(self) -> dict[str, Any]:
         """Return facts about the data and the model for run.json."""
         return {}

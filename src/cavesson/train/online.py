@@ -340,6 +340,9 @@ class RolloutTrainer(Trainer):
         """Return the number of rollouts in a batch of a checkpoint; all held-out ones are one batch."""
         return len(whole) if name in ("held_out", "before") else self.batch_size
 
+    def auto_values(self) -> dict[str, Any]:
+        return self.batches.collector.sampler.auto_values()
+
     def describe(self) -> dict[str, Any]:
         collector = self.batches.collector
         prompts, sampler, conversation = collector.prompts, collector.sampler, collector.conversation

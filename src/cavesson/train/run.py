@@ -153,6 +153,7 @@ class Training:
         self._chosen, said = choices(self.settings, self._inputs, self.processes, self._begun)
         self._remarks += said
         self.trainer = build(with_choices(self.settings, self._chosen), self._inputs, self.processes)
+        self._chosen |= self.trainer.auto_values()
         self.trainer.signals = Signals(quiet=not self.processes.is_main, alone=self.processes.count == 1)
         if not self._begun:
             return
