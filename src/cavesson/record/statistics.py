@@ -1,14 +1,14 @@
 """Statistics of each rollout's tokens and turns, computed once, when the record is written."""
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
 
 from cavesson.record.derived import DERIVED
-from cavesson.record.keys import are_first, rollout_keys
+from cavesson.record.keys import rollout_keys
 from cavesson.record.precision import Array
+from cavesson.text.ngrams import NGrams
 
 
 def _sum(index: Array, count: int, values: Array) -> Array:
@@ -96,59 +96,11 @@ def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) ->
 
 
 def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Array]:
-    """Return ``distinct_2`` and ``repetition``; n-grams never span two rollouts."""
-    index = np.asarray(index, np.int64)
-    ids = ids.astype(np.int64) - min(int(ids.min(initial=0)), 0)
-    whole = _within(index, 2)
-    owner = index[:-1][whole]
-    order, new = _sorted(_combined(owner, ids[:-1][whole], ids[1:][whole]))
-    distinct_2, has_pairs = _share(owner, new, count)
-    pairs = np.zeros(len(whole), np.int64)
-    pairs[np.flatnonzero(whole)[order]] = np.cumsum(new)
-    # Four tokens are two pairs; the second pair starts two tokens after the first.
-    whole = _within(index, 4)
-    owner = index[:-3][whole]
-    ordered = np.sort(_combined(owner, pairs[:-2][whole], pairs[2:][whole]))
-    different, has_fours = _share(owner, are_first(ordered), count)
+    """Return ``distinct_2`` and ``repetition``."""
+    ids, index = ids.astype(np.int64) - min(int(ids.min(initial=0)), 0), np.asarray(index, np.int64)
+    pairs = NGrams(ids, index, index).doubled()
+    distinct_2, distinct_4 = pairs.distinct(count), pairs.doubled().distinct(count)
     return {
-        "distinct_2": pa.array(distinct_2, mask=~has_pairs),
-        "repetition": pa.array(1 - different, mask=~has_fours),
+        "distinct_2": pa.array(distinct_2, mask=np.isnan(distinct_2)),
+        "repetition": pa.array(1 - distinct_4, mask=np.isnan(distinct_4)),
     }
-
-
-def _within(index: Array, n: int) -> Array:
-    """Return, for each index that starts ``n`` tokens, whether all of them belong to the same rollout."""
-    return np.asarray(index[: max(len(index) - n + 1, 0)] == index[n - 1 :])
-
-
-def _combined(owner: Array, first: Array, second: Array) -> Array:
-    """Combine a rollout index and two non-negative numbers into one number that ascends with the rollout."""
-    sizes = [int(column.max(initial=0)) + 1 for column in (owner, first, second)]
-    if math.prod(sizes) < 2**63:
-        return np.asarray((owner * sizes[1] + first) * sizes[2] + second)
-    columns = np.stack([owner, first, second], axis=1)
-    return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def _sorted(numbers: Array) -> tuple[Array, Array]:
-    """Return the order that sorts non-negative numbers, and which sorted numbers are the first of equal ones."""
-    bits = len(numbers).bit_length()
-    if int(numbers.max(initial=0)) >= 2 ** (63 - bits):
-        order = np.argsort(numbers)
-        return order, are_first(numbers[order])
-    # If the index fits into the same integer as the number, sorting both at once takes a third of the time.
-    both = np.sort(numbers << bits | np.arange(len(numbers)))
-    return both & (1 << bits) - 1, are_first(both >> bits)
-
-
-def _share(owner: Array, new: Array, count: int) -> tuple[Array, Array]:
-    """Return [count] the share of distinct combinations of each rollout, and [count] whether it has any.
-
-    Args:
-        owner: [N] which rollout each combination belongs to.
-        new: [N] which of the sorted combinations are the first of equal ones.
-        count: Number of rollouts.
-    """
-    total = np.bincount(owner, minlength=count)
-    different = np.bincount(np.repeat(np.arange(count), total)[new], minlength=count)
-    return different / np.maximum(total, 1), total > 0

@@ -10,9 +10,12 @@ from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import chain, groupby
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from cavesson.text.words import words
+import numpy as np
+
+from cavesson.text.ngrams import NGrams
+from cavesson.text.words import Array, words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -49,10 +52,12 @@ def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | Non
     return {name: float(value) for name, value in measured.items() if value is not None}
 
 
-def distinct(responses: Sequence[Response], n: int) -> float | None:
+def distinct(responses: Sequence[Response], n: Literal[1, 2]) -> float | None:
     """Compute distinct-n (arXiv:1510.03055): the distinct n-grams of all responses, divided by all their n-grams."""
-    seen = [gram for response in responses for gram in _ngrams(response, n)]
-    return len(set(seen)) / len(seen) if seen else None
+    tokens, owner = flat(responses)
+    grams = NGrams(tokens, owner, np.zeros_like(owner))
+    (share,) = (grams.doubled() if n == 2 else grams).distinct(1)
+    return None if np.isnan(share) else float(share)
 
 
 def self_bleu(responses: Sequence[Response]) -> float | None:
@@ -75,13 +80,15 @@ def self_bleu(responses: Sequence[Response]) -> float | None:
     return float(fmean(scores)) / 100
 
 
-def repetition(responses: Sequence[Response], n: int = 4) -> float | None:
-    """Compute seq-rep-n (arXiv:1908.04319): the mean share of a response's n-grams that repeat an earlier one.
+def repetition(responses: Sequence[Response]) -> float | None:
+    """Compute seq-rep-4 (arXiv:1908.04319): the mean share of a response's 4-grams that repeat an earlier one.
 
-    Responses of fewer than n tokens do not count.
+    Responses of fewer than four tokens do not count.
     """
-    shares = [1 - len(set(grams)) / len(grams) for grams in (_ngrams(r, n) for r in responses) if grams]
-    return fmean(shares) if shares else None
+    tokens, owner = flat(responses)
+    shares = NGrams(tokens, owner, owner).doubled().doubled().distinct(len(responses))
+    known = shares[~np.isnan(shares)]
+    return 1 - float(known.mean()) if len(known) else None
 
 
 def longest_run(responses: Sequence[Response]) -> float | None:
@@ -103,8 +110,11 @@ def unigram_entropy(responses: Sequence[Response]) -> float | None:
     return math.fsum(c / total * math.log(total / c) for c in counts.values()) if total else None
 
 
-def _ngrams(response: Response, n: int) -> list[tuple[Hashable, ...]]:
-    return list(zip(*(response[i:] for i in range(n)), strict=False))
+def flat(responses: Sequence[Response]) -> tuple[Array, Array]:
+    """Return a number for each token, equal for equal tokens, and which response it is in, both [N]."""
+    numbers: dict[Hashable, int] = {}
+    tokens = [numbers.setdefault(token, len(numbers)) for token in chain.from_iterable(responses)]
+    return np.array(tokens, np.int64), np.repeat(np.arange(len(responses)), [len(response) for response in responses])
 
 
 @cache

@@ -1,7 +1,6 @@
 """Rules on the entropy and the diversity of the responses."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
@@ -15,6 +14,8 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
+from cavesson.text.ngrams import NGrams
+from cavesson.text.statistics import flat
 
 MANY = float(np.log(100))
 """Entropy of a uniform choice among 100 tokens, in nats. A task may ask for one among fewer, such as labels."""
@@ -36,17 +37,12 @@ def entropy(data: RunData) -> Series:
 
 def distinct(rows: Rows) -> Series:
     """Return by step the share of distinct word pairs over a fixed number of words."""
-    steps, values = [], []
-    responses = rows.words("response")
-    edges = np.append(np.searchsorted(rows.step, rows.steps), len(rows))
-    totals = [sum(map(len, responses[start:stop])) for start, stop in pairwise(edges)]
-    budget = min(BUDGET, int(np.quantile(totals, 0.1))) if totals else 0
-    for step, (start, stop) in zip(rows.steps.tolist(), pairwise(edges), strict=True):
-        pairs = [pair for response in responses[start:stop] for pair in pairwise(response)]
-        if budget >= 50 and len(pairs) >= budget // 2:
-            steps.append(step)
-            values.append(len(set(pairs[: budget // 2])) / (budget // 2))
-    return Series(np.array(steps, np.int64), np.array(values))
+    steps, (tokens, owner) = rows.steps, flat(rows.words("response"))
+    among = np.searchsorted(steps, rows.step)[owner]
+    budget = min(BUDGET, int(np.quantile(np.bincount(among, minlength=len(steps)), 0.1))) if len(steps) else 0
+    pairs = NGrams(tokens, owner, among).doubled().first(budget // 2)
+    enough = pairs.counts(len(steps)) == budget // 2
+    return Series(steps, pairs.distinct(len(steps))).where(enough & (budget >= 50))
 
 
 @rule(
