@@ -1,8 +1,6 @@
-"""How well `cavesson check` predicts the peak memory of a run: full training and LoRA, several lengths and algorithms.
+"""How well `cavesson check` predicts the peak memory on a GPU: full training and LoRA, several lengths and algorithms.
 
-Every case is predicted in one process and trained, two steps, in another; both are fresh. On CPU the peak is VmHWM, the
-most that was resident, libraries included. "own" is the same without what was resident after the same run of next to
-nothing, in the same process: many libraries are loaded when they are first used. On a GPU it is
+Every case is predicted in one process and trained, two steps, in another; both are fresh. What is measured is
 `torch.cuda.max_memory_allocated`.
 
     python benchmarks/memory.py                  all cases, with models of made-up weights
@@ -20,8 +18,6 @@ from typing import Any
 
 LORA = {"lora": {"rank": 16}}
 ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {}}
-NOTHING = 4
-"""Tokens of a prompt or example that is next to nothing."""
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sft full 64": ("sft", 64, {"batch_size": 8}),
     "sft full 128": ("sft", 128, {"batch_size": 4}),
@@ -70,14 +66,14 @@ def make_model(folder: Path, hidden: int = 512, layers: int = 8, vocabulary: int
     tiny_tokenizer().save_pretrained(folder)
 
 
-def settings_of(name: str, model: Path, folder: Path, length: int | None = None) -> dict[str, Any]:
-    """The settings of a case, with data of its length, or of another, written into the folder."""
-    command, usual, given = CASES[name]
+def settings_of(name: str, model: Path, folder: Path) -> dict[str, Any]:
+    """The settings of a case, with data of its length written into the folder."""
+    command, length, given = CASES[name]
     from transformers import AutoConfig
 
     from cavesson.models.load import load_tokenizer
 
-    length, tokenizer = length or usual, load_tokenizer(str(model))
+    tokenizer = load_tokenizer(str(model))
     data = folder / "data.jsonl"
     data.write_text("\n".join(json.dumps(_row(tokenizer, command, length, number)) for number in range(32)))
     path = {"path": str(model), **given.get("model", {})}
@@ -110,8 +106,8 @@ def text_of(tokenizer: Any, start: str, length: int) -> str:
     raise SystemExit(f"no text of {length} tokens that starts with {start!r} was found for this tokenizer")
 
 
-def predict(case: dict[str, Any]) -> dict[str, float]:
-    """The prediction, as `cavesson check` makes it."""
+def predict(case: dict[str, Any]) -> int:
+    """The predicted peak in bytes, as `cavesson check` makes it."""
     from cavesson.check.run import Options, check_run
     from cavesson.config import check
     from cavesson.plan.recipe import Planned
@@ -121,38 +117,23 @@ def predict(case: dict[str, Any]) -> dict[str, float]:
     plan = Planned("case", case["command"], settings, (), False)
     report = check_run(plan, Options(short_run=False))
     assert report.memory is not None, report.findings
-    return {"peak": report.memory.peak + report.libraries, "own": report.memory.peak}
+    return report.memory.peak
 
 
-def measure(case: dict[str, Any]) -> dict[str, float]:
-    """What a run of two steps has at its peak."""
+def measure(case: dict[str, Any]) -> int:
+    """The bytes of a run of two steps at its peak."""
     import torch
 
-    _train(case["nothing"])
-    libraries = status("VmRSS")
-    if _train(case) == "cuda":
-        return {"peak": torch.cuda.max_memory_allocated(), "own": torch.cuda.max_memory_allocated()}
-    return {"peak": status("VmHWM"), "own": status("VmHWM") - libraries}
-
-
-def _train(case: dict[str, Any]) -> str:
-    """Train two steps; says on which kind of device."""
     from cavesson.config import check
     from cavesson.registry import ALGORITHMS
     from cavesson.train.run import Training
 
     training = Training(check(ALGORITHMS[case["command"]].settings, case["settings"], "the case"))
     training.run(lambda _step, _metrics: None)
-    return training.processes.device.type
+    return torch.cuda.max_memory_allocated()
 
 
-def status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
-
-
-def in_a_process(what: str, case: dict[str, Any]) -> dict[str, float]:
+def in_a_process(what: str, case: dict[str, Any]) -> int:
     """Call one of the two functions above in a fresh process."""
     command = [sys.executable, __file__, f"--{what}", json.dumps(case)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -161,13 +142,11 @@ def in_a_process(what: str, case: dict[str, Any]) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def compare(name: str, model: Path) -> tuple[dict[str, float], dict[str, float]]:
+def compare(name: str, model: Path) -> tuple[int, int]:
     """What is predicted and what is measured of a case, in bytes."""
-    with TemporaryDirectory() as folder, TemporaryDirectory() as other:
-        make_model(Path(other), hidden=8, layers=1, vocabulary=300)
+    with TemporaryDirectory() as folder:
         case = settings_of(name, model, Path(folder))
-        nothing = settings_of(name, Path(other), Path(other), NOTHING)
-        return in_a_process("predict", case), in_a_process("measure", {**case, "nothing": nothing})
+        return in_a_process("predict", case), in_a_process("measure", case)
 
 
 def main() -> None:
@@ -184,15 +163,13 @@ def main() -> None:
     names = [name for name in CASES if arguments.only in name]
     if not names:
         parser.error(f"no case has {arguments.only!r} in its name; there are {', '.join(CASES)}")
-    print(f"{'MB':32} {'predicted':>10} {'measured':>10} {'error':>7} {'own':>10} {'measured':>10} {'error':>7}")
+    print(f"{'MB':32} {'predicted':>10} {'measured':>10} {'error':>7}")
     with TemporaryDirectory() as folder:
         if arguments.model is None:
             make_model(Path(folder))
         for name in names:
-            predicted, measured = compare(name, arguments.model or Path(folder))
-            pairs = ((predicted[key] / 2**20, measured[key] / 2**20) for key in ("peak", "own"))
-            columns = " ".join(f"{told:10.0f} {seen:10.0f} {told / seen - 1:+7.1%}" for told, seen in pairs)
-            print(f"{name:32} {columns}", flush=True)
+            told, seen = (size / 2**20 for size in compare(name, arguments.model or Path(folder)))
+            print(f"{name:32} {told:10.0f} {seen:10.0f} {told / seen - 1:+7.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from cavesson.check.run import _too_long
 from cavesson.cli import app
 from cavesson.data.settings import AnyDataSettings
 from cavesson.errors import UserError
+from cavesson.memory import peak_resident
 from cavesson.plan.recipe import planned
 from cavesson.record import write_run
 from cavesson.rewards.settings import RewardSettings
@@ -39,12 +40,28 @@ def test_a_healthy_recipe_and_its_broken_neighbour(tmp_path: Path) -> None:
     assert code == 0
     assert report["command"] == "ppo"
     assert not [one for one in report["findings"] if one["severity"] == "error"]  # type: ignore[attr-defined]
-    assert report["memory"]["peak"] > 0  # type: ignore[index]
+    assert report["memory"] is report["measured"] is None  # a CPU's is measured, and only by the short run
     assert not (tmp_path / "run").exists()
-    code, (report,) = checked(*words, "--sampling.top_k", "5", "--memory", "0.1")
+    code, (report,) = checked(*words, "--sampling.top_k", "5", "--memory", "0.001")
     assert code == 1
     errors = {one["rule"] for one in report["findings"] if one["severity"] == "error"}  # type: ignore[attr-defined]
     assert errors == {"filtered-sampling", "memory"}
+
+
+def test_the_short_run_measures_memory_and_time_on_a_cpu(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(f'{{"prompt": "{n}?", "response": "yes"}}' for n in range(8)))
+    recipe = (str(RECIPES / "tiny-sft.toml"), "--data.path", str(rows), "--run", str(tmp_path / "run"))
+    words = (*recipe, "--batch_size", "4", "--short-run", "--short-steps", "2")
+    code, (report,) = checked(*words)
+    measured: Any = report["measured"]
+    assert (code, measured["batch"]) == (0, "4 examples")
+    assert measured["seconds"] > 0
+    assert 2**26 < measured["peak"] <= peak_resident()
+    assert not (tmp_path / "run").exists()
+    code, (report,) = checked(*words, "--memory", "0.1")  # Python and PyTorch take more than that
+    errors = [one["rule"] for one in report["findings"] if one["severity"] == "error"]  # type: ignore[attr-defined]
+    assert (code, errors) == (1, ["memory-measured"])
 
 
 def test_data_that_is_not_there_leaves_the_rest_to_be_looked_at(tmp_path: Path) -> None:

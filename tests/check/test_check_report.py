@@ -8,7 +8,7 @@ from rich.console import Console
 from cavesson.check.finding import Fine, Result, SkippedCheck
 from cavesson.check.report import show
 from cavesson.check.run import Report
-from cavesson.check.short_run import First, Suggestion
+from cavesson.check.short_run import First, Measured, Suggestion
 
 HEALTHY = "β of the KL penalty; about 0.0044 ends near 6 nats per response"
 REASON = "it trains 4 steps without the KL penalty of the recipe; that has to be asked for"
@@ -31,7 +31,8 @@ def test_healthy_ranges_and_reasons_are_whole_and_fit_the_terminal(width: int) -
 
 def test_what_a_model_writes_commands_no_terminal() -> None:
     first = First(1, 1.0, (1, 1, 1), 0.5, 0.1, None, (("p\x1b[31m", "r\x9b31m\x07", 0.5),))
-    report = Report("recipe.toml", "ppo", first=first, suggestion=Suggestion(0.1, 6.0, 0.1, 0.2, 0.5, 1.0))
+    measured = Measured("1 response", 0.1, 0, first, Suggestion(0.1, 6.0, 0.1, 0.2, 0.5, 1.0))
+    report = Report("recipe.toml", "ppo", measured=measured)
     out = io.StringIO()
     show(Console(file=out), report)
     assert "p␛[31m" in out.getvalue() and "r⟨U+009B⟩31m␇" in out.getvalue()

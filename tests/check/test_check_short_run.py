@@ -145,8 +145,10 @@ def test_short_settings_measure_the_kl_and_do_not_penalise_it(tmp_path: Path) ->
 
 def test_a_short_run_of_a_healthy_recipe(tmp_path: Path) -> None:
     run = run_of("ppo", tmp_path, sampling__max_new_tokens=8)
-    first, suggestion, errors = short_run(run, 8, 2)
-    assert errors == []
+    measured = short_run(run, 8, 2)
+    first, suggestion = measured.first, measured.suggestion
+    assert first is not None and suggestion is not None
+    assert (measured.batch, measured.errors) == ("8 responses", [])
     assert first.responses == 8
     assert 1 <= first.lengths[0] <= first.lengths[1] <= first.lengths[2] <= 8
     assert first.equal_groups is None

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from check_helpers import run_of
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from train_helpers import build, quiet, tiny_run
 
 from cavesson.errors import UserError
+from cavesson.plan import predict
 from cavesson.plan.choice import chosen
 from cavesson.train.by_plan import left_to_plan, with_choices
 
@@ -54,19 +56,32 @@ def test_only_what_is_left_to_the_plan_is_chosen(tmp_path: Path) -> None:
     assert chosen(run_of("sft", tmp_path), within(1)) == {}
 
 
-def test_a_run_says_and_keeps_what_the_plan_chooses(tmp_path: Path) -> None:
-    training = tiny_run("sft", tmp_path / "run", **AUTO)
-    (note,) = (note for note in training._remarks if "by the plan" in note)
+def test_a_run_says_what_the_plan_chooses_for_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "free_memory", lambda device: 2**30)
+    values, (note,) = predict.choose(run_of("sft", tmp_path, **AUTO), torch.device("cuda"))
+    assert values == {"model.gradient_checkpointing": False, "update.micro_batch_tokens": 16384}
     assert note.startswith("model.gradient_checkpointing = false and update.micro_batch_tokens = 16384, by the plan: ")
-    training.run(quiet)
+    assert note.endswith(" of 1.1 GB of free memory")
+
+
+def test_a_run_keeps_what_the_plan_has_chosen(tmp_path: Path) -> None:
+    tiny_run("sft", tmp_path / "run", steps=1).run(quiet)
     info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["chosen"] == {"model.gradient_checkpointing": False, "update.micro_batch_tokens": 16384}
-    assert info["config"]["model"]["gradient_checkpointing"] == "auto"
-    info["chosen"]["update.micro_batch_tokens"] = 20
+    info["chosen"] = {"model.gradient_checkpointing": "half", "update.micro_batch_tokens": 20}
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     again = tiny_run("sft", tmp_path / "run", {"resume": True}, **AUTO)
     assert again.trainer.settings.update.micro_batch_tokens == 20  # whatever would fit now
     assert not any("by the plan" in note for note in again._remarks)
+    again.run(quiet)
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert kept["chosen"] == info["chosen"]
+    assert kept["config"]["model"]["gradient_checkpointing"] == "auto"
+
+
+def test_nothing_is_planned_for_a_cpu(tmp_path: Path) -> None:
+    message = 'gradient_checkpointing and update.micro_batch_tokens = "auto" is planned for GPUs only; on a CPU, set a'
+    with pytest.raises(UserError, match=f"{message} value: cavesson check RECIPE.toml --short-run measures"):
+        tiny_run("sft", tmp_path / "run", **AUTO)
 
 
 def test_what_the_settings_do_not_name_cannot_be_planned(tmp_path: Path) -> None:

@@ -32,12 +32,24 @@ SHAPE = row_shape(tiny_model().config)
 
 
 def predicted(command: str, folder: Path, tokenizer: PreTrainedTokenizerBase, processes: int, changes: Any) -> Memory:
-    run, place = run_of(command, folder, **changes), Place(processes, is_cpu=False)
+    run, place = run_of(command, folder, **changes), Place(processes)
     if command == "sft":
         return example_memory(
             run, largest_sequences(run, run.examples(tokenizer), SHAPE, processes), tokenizer, False, place
         )
     return rollout_memory(run, largest_rollouts(run, load_prompts(run.data, tokenizer), processes), tokenizer, 0, place)
+
+
+class PyTorchTracker(tracker._Tracker):
+    """PyTorch's own tracker, without its statistics by module."""
+
+    def _ignore(self, *_: Any) -> None:
+        pass
+
+    _pre_fw_hook: Any = _ignore
+    _post_fw_hook: Any = _ignore
+    _pre_bw_hook: Any = _ignore
+    _post_bw_hook: Any = _ignore
 
 
 def learn_twice(run: Simulation, batch: Batch, passes: int, also: Callable[[], None] | None = None) -> None:
@@ -79,7 +91,7 @@ def test_a_simulation_predicts_what_a_complete_one_does(
     short = predicted(command, tmp_path, tokenizer, processes, changes)
     monkeypatch.setattr(Operations, "alike", lambda _, slices: iter(slices))
     monkeypatch.setattr(Simulation, "learn", learn_twice)
-    monkeypatch.setattr(tracker, "_QuickTracker", tracker._WholeTracker)
+    monkeypatch.setattr(tracker, "_WholeTracker", PyTorchTracker)
     complete = predicted(command, tmp_path, tokenizer, processes, changes)
     assert replace(complete, phases={}) == replace(short, phases={})
     assert complete.phases.keys() == short.phases.keys()

@@ -27,7 +27,7 @@ from cavesson.plan.time import Duration, duration
 from cavesson.plan.vllm import cache_bytes
 
 # 10 operations per second in 16 bits, 2 in 32, 4 bytes of memory, 1 byte on a host and half of one between hosts.
-SLOW = Device("slow", 1e6, 10, 2, 4, 1, 0.5, "", 2, 1.0, 1.0, 1.0, 1.0, per_operation=0.25, is_cpu=True)
+SLOW = Device("slow", 1e6, 10, 2, 4, 1, 0.5, "", 2, 1.0, 1.0, 1.0, 1.0, per_operation=0)
 
 
 def operations(work: object) -> Counter[Operation]:
@@ -90,18 +90,6 @@ def test_what_is_read_and_written(work: Callable[[torch.Tensor, torch.Tensor], o
     assert sum(one.moved * times for one, times in seen.items()) == moved
 
 
-def test_results_of_some_size_are_in_new_memory() -> None:
-    recorder = Operations(1, new_from=400)
-    with FakeTensorMode(), recorder:
-        x = torch.empty(100)
-        x += 1
-        x[:50] * 2
-    assert sum(one.new * times for one, times in recorder.seen.items()) == 400
-    new = Operation(0, 4, 0, "full", 8)
-    assert duration({new: 1}, replace(SLOW, new_memory=2), 1) == Duration(moving=5, starting=0.25)
-    assert duration({new: 1}, SLOW, 1) == Duration(moving=1, starting=0.25)
-
-
 def test_products_under_tf32_have_their_own_rate() -> None:
     def product() -> None:
         with tf32(True):
@@ -111,19 +99,12 @@ def test_products_under_tf32_have_their_own_rate() -> None:
     assert one.precision == "tf32"
     h100 = DEVICES["h100"]
     assert h100.product_rate("tf32") == h100.product_rate("half") / 2
-    assert SLOW.product_rate("tf32") == SLOW.product_rate("full")  # a CPU has none
-
-
-def test_attention_has_its_own_rate() -> None:
-    attention = Operation(20, 4, 0, "full", 0, True)
-    assert duration({attention: 1}, replace(SLOW, attention_flops=1), 1).computing == 20
-    assert duration({attention: 1}, SLOW, 1).computing == 10
 
 
 def test_an_operation_waits_for_arithmetic_or_for_memory() -> None:
-    assert duration({Operation(20, 4, 0, "full"): 3}, SLOW, 1) == Duration(computing=30, starting=0.75)
-    assert duration({Operation(20, 4, 0, "half"): 1}, SLOW, 1) == Duration(computing=2, starting=0.25)
-    assert duration({Operation(2, 40, 0, "full"): 1}, SLOW, 1) == Duration(moving=10, starting=0.25)
+    assert duration({Operation(20, 4, 0, "full"): 3}, SLOW, 1) == Duration(computing=30)
+    assert duration({Operation(20, 4, 0, "half"): 1}, SLOW, 1) == Duration(computing=2)
+    assert duration({Operation(2, 40, 0, "full"): 1}, SLOW, 1) == Duration(moving=10)
     assert duration({Operation(0, 0, 6, "full"): 1}, SLOW, 2).sending == 6
     assert duration({Operation(0, 0, 6, "full"): 1}, SLOW, 4).sending == 12  # between hosts of two
 
@@ -132,13 +113,12 @@ AMOUNTS = st.integers(0, 99)
 
 
 @given(st.lists(st.tuples(AMOUNTS, AMOUNTS, AMOUNTS, st.sampled_from(["full", "half"])), max_size=5))
-def test_a_gpu_does_at_once_what_a_cpu_does_in_turns(numbers: list[tuple[int, int, int, Precision]]) -> None:
+def test_operations_start_and_data_is_sent_while_others_compute(numbers: list[tuple[int, int, int, Precision]]) -> None:
     work = Counter(Operation(*one) for one in numbers)
-    turns = duration(work, SLOW, 4)
-    at_once = duration(work, replace(SLOW, is_cpu=False), 4)
-    busy = turns.computing + turns.moving
-    assert at_once.total == pytest.approx(max(busy, turns.starting, turns.sending))
-    assert duration({one: 2 * times for one, times in work.items()}, SLOW, 4).total == pytest.approx(2 * turns.total)
+    at_once = duration(work, replace(SLOW, per_operation=0.25), 4)
+    busy = sum(max(one.flops / (10 if one.precision == "half" else 2), one.moved / 4) * n for one, n in work.items())
+    sent = sum(2 * one.sent * n for one, n in work.items())  # half of a byte per second between hosts
+    assert at_once.total == pytest.approx(max(busy, 0.25 * len(numbers), sent))
 
 
 def predictor(command: str, folder: Path, processes: int, **changes: object) -> tuple[Predictor, object]:
@@ -221,9 +201,9 @@ def test_other_micro_batch_sizes_are_those_that_change_something(
 
 @pytest.mark.parametrize("command", ["grpo", "rloo"])
 def test_resampling_is_said_not_to_be_predicted(command: str, tmp_path: Path) -> None:
-    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    memory = Memory({}, {}, 0, 0, 0, {})
     once, often = (
-        list(limits(run_of(command, tmp_path, samples_per_prompt=2, **{f"{command}__resample": n}), memory, SLOW))
+        list(limits(run_of(command, tmp_path, samples_per_prompt=2, **{f"{command}__resample": n}), memory))
         for n in (0, 2)
     )
     assert once == []
@@ -234,18 +214,18 @@ def test_resampling_is_said_not_to_be_predicted(command: str, tmp_path: Path) ->
 
 
 def test_the_reference_of_dpo_is_said_not_to_be_predicted(tmp_path: Path) -> None:
-    memory = Memory({}, {}, 0, 0, 0, 0, {})
-    assert list(limits(run_of("dpo", tmp_path), memory, SLOW)) == []
-    (line,) = limits(run_of("dpo", tmp_path, reference__path="other"), memory, SLOW)
+    memory = Memory({}, {}, 0, 0, 0, {})
+    assert list(limits(run_of("dpo", tmp_path), memory)) == []
+    (line,) = limits(run_of("dpo", tmp_path, reference__path="other"), memory)
     assert line.startswith("reference.path: before the first step, the reference scores all pairs")
 
 
 def test_experts_are_said_to_be_counted_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Memory({}, {}, 0, 0, 0, 0, {})
+    memory = Memory({}, {}, 0, 0, 0, {})
     run = run_of("ppo", tmp_path, sampling__engine="vllm", sampling__servers=["http://host:8000"])
     for config, number in ((tiny_model().config, 1), (MixtralConfig(), 2), (Qwen3MoeConfig(), 2)):
         monkeypatch.setattr("cavesson.plan.limits.config_of", lambda settings, config=config: config)
-        lines = list(limits(run, memory, SLOW))
+        lines = list(limits(run, memory))
         assert len(lines) == number and lines[0].startswith("the model is a mixture of experts") == (number == 2)
 
 
@@ -271,5 +251,7 @@ def test_devices() -> None:
         device_of("h300", 1)
     with pytest.raises(UserError, match="--gpus 12 does not fill hosts of 8 GPUs"):
         device_of("h200", 12)
+    with pytest.raises(UserError, match=r"--gpu cpu: only GPUs are planned; on a CPU, cavesson check .* --short-run"):
+        device_of("cpu", 1)
     assert device_of("h200", 64).link_rate(64) == pytest.approx(0.7 * 50e9)
     assert device_of("h200", 8).link_rate(8) == pytest.approx(0.7 * 450e9)

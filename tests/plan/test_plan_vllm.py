@@ -1,6 +1,5 @@
 """What a plan says of vLLM servers, and of settings that it does not predict."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from cavesson.plan.prediction import Memory
 from cavesson.plan.vllm import FILE_RATE, Servers, servers_of, vllm_times
 
 H100 = DEVICES["h100"]
-MEMORY = Memory({"weights": 2 * 10**9, "optimiser": 12 * 10**9}, {"learning": {}}, 0, 0, 10**9, 10**9, {})
+MEMORY = Memory({"weights": 2 * 10**9, "optimiser": 12 * 10**9}, {"learning": {}}, 0, 10**9, 10**9, {})
 LARGEST = LargestRollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
 VLLM = {"sampling__engine": "vllm", "model__dtype": "bfloat16"}
 
@@ -72,12 +71,10 @@ def test_weights_over_nccl_take_the_slowest_link(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_predicted_has_a_line(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
-    (seen,) = limits(run_of("ppo", tmp_path, **changes), MEMORY, H100)
+    (seen,) = limits(run_of("ppo", tmp_path, **changes), MEMORY)
     assert line in seen
 
 
 def test_what_is_predicted_has_no_line(tmp_path: Path) -> None:
-    assert not list(limits(run_of("ppo", tmp_path), MEMORY, H100))
-    assert not list(limits(run_of("ppo", tmp_path, **VLLM, sampling__vllm={"devices": [1]}), MEMORY, H100))
-    offloaded = run_of("ppo", tmp_path, parallel__shard="full", parallel__offload=True)
-    assert not list(limits(offloaded, MEMORY, replace(H100, is_cpu=True)))  # it changes nothing on a CPU
+    assert not list(limits(run_of("ppo", tmp_path), MEMORY))
+    assert not list(limits(run_of("ppo", tmp_path, **VLLM, sampling__vllm={"devices": [1]}), MEMORY))

@@ -176,10 +176,10 @@ def test_a_short_run_suggests_a_coefficient_and_counts_groups_only_where_they_ma
         "def long(prompts, responses, **columns):\n    return [len(r) for r in responses]\n"
     )
     given = {"data": {"path": str(tmp_path / "prompts.txt")}, "rewards": [{"use": f"{tmp_path}/rewards.py:long"}]}
-    first, suggestion, _ = short_run(PlainRun(**values(tmp_path / "a", **given)), 6, 2)
-    assert suggestion is None and first.equal_groups is None
-    first, suggestion, _ = short_run(ComparedRun(**values(tmp_path / "b", **given)), 6, 2)
-    assert suggestion is not None and first.equal_groups is not None
+    plain = short_run(PlainRun(**values(tmp_path / "a", **given)), 6, 2)
+    assert plain.suggestion is None and plain.first.equal_groups is None  # type: ignore[union-attr]
+    compared = short_run(ComparedRun(**values(tmp_path / "b", **given)), 6, 2)
+    assert compared.suggestion is not None and compared.first.equal_groups is not None  # type: ignore[union-attr]
 
 
 def test_a_fix_names_the_settings_of_the_own_section_and_none_that_has_no_effect(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ class OptimizeSettings(Settings):
     """sequences in memory at a time; 0 = all. It has no effect on the result, except for rounding"""
     micro_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """tokens in memory at a time, padding included, instead of a number of sequences; a sequence that is longer is
-    alone. "auto" = as many as fit into the free memory, as `cavesson plan` predicts it; none = by `micro_batch_size`.
-    It has no effect on the result, except for rounding"""
+    alone. "auto" = as many as fit into the free memory of a GPU, as `cavesson plan` predicts it; none = by
+    `micro_batch_size`. It has no effect on the result, except for rounding"""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """largest gradient norm; larger gradients are scaled down to it; none = off"""
     in_backward: bool = False

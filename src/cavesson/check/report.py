@@ -29,17 +29,27 @@ def plain(report: Report) -> dict[str, Any]:
         "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, SkippedCheck)],
         "tools": report.tools,
         "memory": _plain_memory(report),
-        "first_responses": None if report.first is None else asdict(report.first),
-        "suggestion": None if report.suggestion is None else asdict(report.suggestion),
+        **_plain_measured(report),
     }
 
 
 def _plain_memory(report: Report) -> dict[str, Any] | None:
-    memory, libraries = report.memory, report.libraries
+    memory = report.memory
     if memory is None:
         return None
-    sizes = {"stays": memory.stays, "phases": {name: memory.added(name) for name in memory.phases}}
-    return {"peak": memory.peak + libraries, "libraries": libraries, **sizes, "holes": memory.holes}
+    return {"peak": memory.peak, "stays": memory.stays, "phases": {name: memory.added(name) for name in memory.phases}}
+
+
+def _plain_measured(report: Report) -> dict[str, Any]:
+    measured = report.measured
+    if measured is None:
+        return {"measured": None, "first_responses": None, "suggestion": None}
+    first, suggestion = measured.first, measured.suggestion
+    return {
+        "measured": {"batch": measured.batch, "seconds": measured.seconds, "peak": measured.peak or None},
+        "first_responses": None if first is None else asdict(first),
+        "suggestion": None if suggestion is None else asdict(suggestion),
+    }
 
 
 def show(console: Console, report: Report) -> None:
@@ -111,14 +121,15 @@ def _type(schema: dict[str, Any]) -> str:
 def _show_expected(console: Console, report: Report) -> None:
     memory = report.memory
     if memory is not None:
-        text = f"\n[bold]Memory[/] {gigabytes(memory.peak + report.libraries)} at the peak: "
-        console.print(text + parts_of(memory, report.libraries), highlight=False)
+        text = f"\n[bold]Memory[/] {gigabytes(memory.peak)} at the peak: "
+        console.print(text + parts_of(memory), highlight=False)
 
 
 def _show_first(console: Console, report: Report) -> None:
-    first, suggestion = report.first, report.suggestion
-    if first is None:
+    measured = report.measured
+    if measured is None or measured.first is None:
         return
+    first, suggestion = measured.first, measured.suggestion
     low, middle, high = first.lengths
     groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have equal rewards"
     console.print(

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import RolloutRun, RunSettings
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.environment import check_environments, rows_of
@@ -19,7 +18,7 @@ from cavesson.check.reward import ROWS, examine, read_examples, spread_out, unle
 from cavesson.check.robustness import attack
 from cavesson.check.scoring import TASKS, of_episodes, of_responses, tasks_of
 from cavesson.check.settings import check_settings
-from cavesson.check.short_run import First, Suggestion, judge, short_run
+from cavesson.check.short_run import LESS_MEMORY, NO_MEMORY, Measured, judge, judge_memory, short_run
 from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
 from cavesson.data.prompts import PromptSet, load_prompts
@@ -27,14 +26,13 @@ from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError, user_code
 from cavesson.integrations.trackers import require
-from cavesson.memory import resident
 from cavesson.models.device_memory import total_memory
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
 from cavesson.models.parts import row_shape, trunk
 from cavesson.models.settings import ModelSettings
-from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
+from cavesson.plan.largest import LargestRollouts, LargestSequences, largest_rollouts, largest_sequences
 from cavesson.plan.recipe import Planned
-from cavesson.plan.skeleton import bytes_of, skeleton
+from cavesson.plan.skeleton import bytes_of, skeleton, weight_bytes
 from cavesson.processes import Processes
 from cavesson.registry import chosen_by_plan
 from cavesson.rewards.settings import RewardSettings
@@ -81,10 +79,8 @@ class Report:
     command: str
     results: list[Result] = field(default_factory=list)
     memory: "Memory | None" = None
-    libraries: int = 0
-    """bytes of Python, the libraries, tokenizer and data"""
-    first: First | None = None
-    suggestion: Suggestion | None = None
+    """what is predicted of a GPU's"""
+    measured: Measured | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
     """the schemas of the tools that the policy may call, with the names of their environments"""
 
@@ -138,14 +134,15 @@ class _Check:
         known = self._try("data", self._data) and device
         if known:
             self._try("memory", self._memory)
+        made = known
         if isinstance(self.settings, RolloutRun):
             played = known and self._try("environment", self._episodes)
             made = played and self._try("reward", self._rewards)
-            failed = any(one.severity == "error" for one in self.seen.findings)
-            if made and not failed:
-                self._try("short-run", self._short_run)
-            else:
-                self.seen.results.append(SkippedCheck("short-run", "fix the errors above first"))
+        failed = any(one.severity == "error" for one in self.seen.findings)
+        if made and not failed:
+            self._try("short-run", self._short_run)
+        else:
+            self.seen.results.append(SkippedCheck("short-run", "fix the errors above first"))
         return self.seen
 
     def _try(self, name: str, part: Any) -> bool:
@@ -164,7 +161,7 @@ class _Check:
         yield from check_precision(self.settings.model.dtype, self.device)
 
     def _model(self) -> Results:
-        settings: RunSettings = self.settings
+        settings: RolloutRun | ExampleRun = self.settings
         tokenizer = settings.load_tokenizer()
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(tokenizer, settings.model.path)
         self.is_classifier = settings.makes_classifier
@@ -174,6 +171,7 @@ class _Check:
         whole = skeleton(settings.model, tokenizer, adapters=False)
         body = sum(p.numel() for p in trunk(whole).parameters())
         self.weights = body - whole.get_input_embeddings().weight.numel()  # type: ignore[operator]
+        self.least = weight_bytes(model, settings.model) + self.learns * (8 if settings.update.in_backward else 12)
         yield Fine("model", f"{body:,} weights, {self.learns:,} trained", settings.model.path)
 
     def _settings(self) -> Results:
@@ -209,32 +207,34 @@ class _Check:
         return with_choices(self.settings, values)
 
     def _memory(self) -> Results:
-        settings, device = self.settings, self.device
-        pa.array([0])  # imports pandas if it is installed, as writing the record will
-        self.seen.libraries = resident() if device.type == "cpu" else 0
-        # Imported only now, because fake tensors need about 50 MB of libraries that a run does not import.
+        settings, has = self.settings, self._has
+        if self.device.type == "cpu":
+            yield _at_least(self.least, has)
+            return
+        # Imported only now: fake tensors need about 50 MB of libraries.
         from cavesson.plan.memory import example_memory, rollout_memory
         from cavesson.plan.prediction import Place
 
-        place = Place(is_cpu=device.type == "cpu")
-
+        place = Place(memory=has)
         if isinstance(settings, RolloutRun):
             rewards = sum(self._reward_bytes())
             memory = rollout_memory(settings, self.largest, self.tokenizer, rewards, place)
         else:
             memory = example_memory(settings, self.largest, self.tokenizer, self.is_classifier, place)
         self.seen.memory = memory
-        limit = self.options.memory
-        has = int(limit * 2**30) if limit is not None else total_memory(device)
-        fits = _fits(memory, self.seen.libraries, has, self.largest)
+        fits = _fits(memory, has, self.largest)
         yield fits
         if isinstance(fits, Problem) and isinstance(settings, RolloutRun):
             half = self.largest._replace(prompt=max(1, self.largest.prompt // 2))
             less = rollout_memory(settings, half, self.tokenizer, rewards, place).peak
             lengths = [len(ids) for ids in self.prompts.ids]
-            yield from _too_long(
-                lengths, self.largest.prompt, half.prompt, memory.peak, less, has - self.seen.libraries
-            )
+            yield from _too_long(lengths, self.largest.prompt, half.prompt, memory.peak, less, has)
+
+    @property
+    def _has(self) -> int:
+        """The bytes that the run may take."""
+        limit = self.options.memory
+        return int(limit * 2**30) if limit is not None else total_memory(self.device)
 
     def _reward_bytes(self) -> Iterator[int]:
         for reward in self.plan.rewards:
@@ -277,27 +277,32 @@ class _Check:
 
     def _short_run(self) -> Results:
         options, settings = self.options, self.settings
-        if len(self.plan.rewards) < len(settings.rewards):
+        samples = isinstance(settings, RolloutRun)
+        if samples and len(self.plan.rewards) < len(settings.rewards):
             return
         cost = short_cost(self.weights, self.largest, options)
         if not options.short_run and (options.short_run is False or cost > TINY_COST):
-            yield SkippedCheck(
-                "short-run", f"it trains {options.steps} steps without KL penalty; run it with --short-run"
-            )
+            how = " without KL penalty" if samples else ", and measures their memory and time"
+            yield SkippedCheck("short-run", f"it trains {options.steps} steps{how}; run it with --short-run")
             return
         with user_code("the short run"):
-            self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
-        yield from errors
-        yield from judge(self.seen.first, self.seen.suggestion, settings)
+            measured = self.seen.measured = short_run(settings, options.rollouts, options.steps)
+        yield from measured.errors
+        yield Fine("step-time", f"{measured.seconds:.3g} s", f"of {measured.batch} in the short run, median of steps")
+        if self.device.type == "cpu":
+            yield from judge_memory(measured, self._has)
+        if measured.first is not None:
+            yield from judge(measured.first, measured.suggestion, settings)
 
 
-def short_cost(weights: int, largest: LargestRollouts, options: Options) -> float:
-    """Return the floating-point operations of a short run, for sampling, two scorings and one update.
+def short_cost(weights: int, largest: LargestRollouts | LargestSequences, options: Options) -> float:
+    """Return the floating-point operations of a short run: for sampling, two scorings and one update, or for updates.
 
     A forward pass takes 2 operations per weight and token, a backward pass 4 (arXiv:2001.08361, section 2.1).
     """
-    tokens = options.rollouts * options.steps * (largest.prompt + largest.response)
-    return 12.0 * weights * tokens
+    if isinstance(largest, LargestSequences):
+        return 6.0 * weights * options.steps * largest.passes * largest.rows * largest.width
+    return 12.0 * weights * options.steps * options.rollouts * (largest.prompt + largest.response)
 
 
 def _examined(
@@ -366,21 +371,30 @@ def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: 
     )
 
 
-def _fits(memory: "Memory", libraries: int, has: int, largest: Any) -> Result:
-    peak = memory.peak + libraries
+def _fits(memory: "Memory", has: int, largest: Any) -> Result:
     return Problem(
         "memory",
         "error",
-        "The run will run out of memory",
-        f"The run takes {gigabytes(peak)}: {parts_of(memory, libraries)}.",
-        "a smaller update.micro_batch_size; model.gradient_checkpointing = true; model.lora; shorter prompts "
-        "(data.max_prompt_tokens, data.max_length)",
-        gigabytes(peak),
+        NO_MEMORY,
+        f"The run takes {gigabytes(memory.peak)}: {parts_of(memory)}.",
+        LESS_MEMORY,
+        gigabytes(memory.peak),
         f"at the peak, during {memory.phase} with {largest.rows} sequences in memory; at most {gigabytes(has)}",
-    ).unless(peak <= has)
+    ).unless(memory.peak <= has)
 
 
-def parts_of(memory: "Memory", libraries: int) -> str:
+def _at_least(size: int, has: int) -> Result:
+    return Problem(
+        "memory",
+        "error",
+        NO_MEMORY,
+        f"Weights, gradients and the optimiser alone take {gigabytes(size)}.",
+        'model.lora; a smaller model; model.dtype = "bfloat16"',
+        gigabytes(size),
+        f"of weights, gradients and optimiser; at most {gigabytes(has)}; --short-run measures the peak",
+    ).unless(size <= has)
+
+
+def parts_of(memory: "Memory") -> str:
     """Describe the parts of the peak memory in words."""
-    parts = {"Python, libraries and data": libraries, **memory.parts}
-    return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+    return ", ".join(f"{name} {gigabytes(size)}" for name, size in memory.parts.items())

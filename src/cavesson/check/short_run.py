@@ -1,20 +1,25 @@
-"""A short run without KL penalty: statistics of the first responses, and a suggested KL coefficient."""
+"""A short run: its memory and time; and of a policy, without KL penalty, responses and a suggested KL coefficient."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavesson.algorithms.runs import RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.check.disk import gigabytes
 from cavesson.check.finding import Problem, Result, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import language
+from cavesson.memory import peak_resident
 from cavesson.record import open as open_run
 from cavesson.scratch import Scratch
 from cavesson.train.run import Training
@@ -25,6 +30,11 @@ TARGET = 6.0
 """Nats per response: the target of the first adaptive controllers (arXiv:1909.08593)."""
 _MAX_CUT = 0.5
 _MAX_EQUAL = 0.5
+NO_MEMORY = "The run will run out of memory"
+LESS_MEMORY = (
+    "a smaller update.micro_batch_size; model.gradient_checkpointing = true; model.lora; shorter prompts "
+    "(data.max_prompt_tokens, data.max_length)"
+)
 _WEAKER, _STRONGER = 100.0, 10.0
 """How far a coefficient may be off. A weak one shows late: most runs stop long before their optimum."""
 
@@ -60,6 +70,23 @@ class Suggestion:
     kl_std: float
 
 
+class Measured(NamedTuple):
+    """What a short run has measured."""
+
+    batch: str
+    """of a step: "64 responses" """
+    seconds: float
+    """of a step, the median"""
+    peak: int
+    """bytes that this process has had at most; 0: the system does not report it"""
+    first: First | None = None
+    """none where nothing is sampled"""
+    suggestion: Suggestion | None = None
+    """none where there is no KL penalty"""
+    errors: Sequence[Problem] = ()
+    """what the doctor finds in the record"""
+
+
 def suggested_coefficient(reward_std: float, follows: float, target: float) -> float:
     """Return the KL coefficient β at which reward and penalty balance at the target KL.
 
@@ -87,46 +114,59 @@ def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequenc
     return max(1 / math.sqrt(len(reward)), float(reward @ ratio) / norm if norm else 0.0)
 
 
-def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
-    """Return the settings of a short run of one process, without penalty, with a reference to measure the KL to."""
-    group = settings.smallest_batch
-    batch = max(group, min(rollouts, settings.batch_size) // group * group)
+def short_settings(settings: Any, rollouts: int, steps: int, folder: Path) -> Any:
+    """Return the settings of a short run of one process; a policy has no penalty, but a reference to measure the KL."""
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
-    values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "record": None, "trackers": ()}
-    values["evaluation"] = {}
-    mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
+    values |= {"run": folder / "run", "steps": steps, "record": None, "trackers": (), "evaluation": {}}
     changed: dict[str, dict[str, Any]] = {
         "parallel": {"shard": "none"},
-        "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
         "data": {"validation": 0.0, "validation_path": None, "validation_split": None},
-        "checkpoint": {"every": 0, "updates": 0, "keep": 2},
+        "checkpoint": {"every": 0, "keep": 2},
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},
-        "update": {"mini_batches": mini_batches, "target_policy_kl": None},
-        "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
     }
-    # Settings that have no effect without a penalty, or with one optimiser step, would be rejected.
-    for owner, _, idle in (name.partition(".") for name in settings.penalty_settings):
-        values.get(owner, {}).pop(idle, None)
+    if isinstance(settings, RolloutRun):
+        values["batch_size"] = _short_batch(settings, rollouts)
+        changed |= _without_penalty(settings, values["batch_size"])
+        changed["checkpoint"]["updates"] = 0
+        # Settings that have no effect without a penalty, or with one optimiser step, would be rejected.
+        for owner, _, idle in (name.partition(".") for name in settings.penalty_settings):
+            values.get(owner, {}).pop(idle, None)
     for name, update in changed.items():
         values[name] = {**values.get(name, {}), **update}
     return check(type(settings), values, "the short run")
 
 
-def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion | None, list[Problem]]:
-    """Train a few steps in a temporary folder.
+def _short_batch(settings: RolloutRun, rollouts: int) -> int:
+    group = settings.smallest_batch
+    return max(group, min(rollouts, settings.batch_size) // group * group)
 
-    Returns:
-        Statistics of the first responses, a suggested KL coefficient unless the algorithm has no KL penalty, and the
-        errors that the doctor finds in the record.
-    """
+
+def _without_penalty(settings: RolloutRun, batch: int) -> dict[str, dict[str, Any]]:
+    mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
+    return {
+        "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
+        "update": {"mini_batches": mini_batches, "target_policy_kl": None},
+        "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
+    }
+
+
+def short_run(settings: RolloutRun | ExampleRun, rollouts: int, steps: int) -> Measured:
+    """Train a few steps in a temporary folder, and return what was measured."""
     with Scratch("check") as folder:
         short = short_settings(settings, rollouts, steps, Path(folder.name))
-        Training(short).run(report=lambda _step, _metrics: None)
+        training = Training(short)
+        ends = [perf_counter()]
+        training.run(report=lambda _step, _metrics: ends.append(perf_counter()))
+        seconds = median(after - before for before, after in pairwise(ends))
+        if isinstance(settings, ExampleRun):
+            return Measured(f"{short.batch_size} examples", seconds, peak_resident())
         run = open_run(short.run)
         rows = run.rows().to_pylist()
         errors = _diagnosed(RunData(run))
     compared = settings.samples_per_prompt if settings.algorithm.traits.grouped else 1
-    return _first(rows, compared), _suggestion(settings, rows) if settings.kl_use else None, errors
+    suggestion = _suggestion(settings, rows) if settings.kl_use else None
+    batch = f"{short.batch_size} responses"
+    return Measured(batch, seconds, peak_resident(), _first(rows, compared), suggestion, errors)
 
 
 def _diagnosed(data: RunData) -> list[Problem]:
@@ -143,6 +183,20 @@ def _diagnosed(data: RunData) -> list[Problem]:
         Problem(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
         for one, t in said
     ]
+
+
+def judge_memory(measured: Measured, has: int) -> Results:
+    """Compare the measured peak, if the system reports it, with the bytes that the run may take."""
+    if measured.peak:
+        yield Problem(
+            "memory-measured",
+            "error",
+            NO_MEMORY,
+            f"This process took {gigabytes(measured.peak)} at the peak of the short run.",
+            LESS_MEMORY,
+            gigabytes(measured.peak),
+            f"at the peak of the short run, with {measured.batch} a step; at most {gigabytes(has)}",
+        ).unless(measured.peak <= has)
 
 
 def judge(first: First, suggestion: Suggestion | None, settings: RolloutRun) -> Results:

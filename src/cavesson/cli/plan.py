@@ -15,14 +15,12 @@ plan_app = typer.Typer()
 @plan_app.command(context_settings=FLAGS)
 def plan(
     context: typer.Context,
-    gpus: Annotated[int, typer.Option(help="Devices that train, one process each.", min=1)] = 1,
-    gpu: Annotated[
-        str, typer.Option(help="Kind of device: h100, h200, b200, a100, l40s, a6000, or cpu for this machine.")
-    ] = "h100",
+    gpus: Annotated[int, typer.Option(help="GPUs that train, one process each.", min=1)] = 1,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU: h100, h200, b200, a100, l40s or a6000.")] = "h100",
     command: RecipeCommand = None,
     as_json: Json = False,
 ) -> None:
-    """Predict memory and step time on given devices: cavesson plan RECIPE.toml --gpus 64 --gpu h200."""
+    """Predict memory and step time on given GPUs: cavesson plan RECIPE.toml --gpus 64 --gpu h200."""
     from cavesson.plan.devices import device_of
     from cavesson.plan.recipe import planned
 

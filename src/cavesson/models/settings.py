@@ -65,8 +65,8 @@ class ModelSettings(StartSettings):
     """start from random weights and a new tokenizer instead of `path`; for `cavesson sft`"""
     gradient_checkpointing: bool | Literal["half", "auto"] = False
     """recompute the activations of all layers in the backward pass instead of keeping them: less memory, a third more
-    time; "half": of every second layer; "auto": of as few layers as fit into the free memory, as `cavesson plan`
-    predicts it"""
+    time; "half": of every second layer; "auto": of as few layers as fit into the free memory of a GPU, as
+    `cavesson plan` predicts it"""
     compile: Literal["auto", "none"] = "auto"
     """"auto": on a GPU, compile the layers and the output head for learning, if the model then computes the same;
     "none": never"""

@@ -1,13 +1,9 @@
 """What devices can do, from their makers' data sheets, and how much of it programs reach."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from cavesson.errors import UserError
-
-if TYPE_CHECKING:
-    from cavesson.plan.operations import Precision
+from cavesson.plan.operations import Precision
 
 
 @dataclass(frozen=True)
@@ -39,22 +35,17 @@ class Device:
     """share of the links that collective operations reach"""
     per_operation: float = 8e-6
     """seconds in which Python starts an operation"""
-    new_memory: float = math.inf
-    """bytes that the system provides to a process; a GPU keeps what it has"""
-    attention_flops: float | None = None
-    """attention; none = as matrix products"""
-    is_cpu: bool = False
 
-    def product_rate(self, precision: "Precision") -> float:
-        """Return the floating-point operations per second that matrix products reach.
+    def product_rate(self, precision: Precision) -> float:
+        """Return the floating-point operations per second that matrix products and attention reach.
 
-        In TF32, NVIDIA's GPUs do half of what they do in bfloat16; a CPU has no TF32.
+        In TF32, NVIDIA's GPUs do half of what they do in bfloat16.
         """
         if precision == "full":
             return self.flops * self.share
         if precision == "half":
             return self.half_flops * self.half_share
-        return (self.flops if self.is_cpu else self.half_flops / 2) * self.half_share
+        return self.half_flops / 2 * self.half_share
 
     def link_rate(self, devices: int) -> float:
         """Return the bytes per second that each of so many devices sends in a ring."""
@@ -76,20 +67,20 @@ DEVICES = {
     )
 }  # fmt: skip
 """GPUs by name. Networks are those of NVIDIA's own servers: 400 Gb/s per GPU from H100 on, 200 Gb/s before."""
+MEASURES = "cavesson check RECIPE.toml --short-run measures memory and the time of a step"
+"""What to do on a CPU instead."""
 
 
 def device_of(name: str, processes: int) -> Device:
-    """Return a device by name; "cpu" is this machine's, measured now.
+    """Return a device by name.
 
     Raises:
         UserError: the device is unknown, or the devices do not fill whole hosts.
     """
     if name == "cpu":
-        from cavesson.plan.calibration import measured
-
-        return measured(processes)
+        raise UserError(f"--gpu cpu: only GPUs are planned; on a CPU, {MEASURES}")
     if name not in DEVICES:
-        raise UserError(f"--gpu {name}: unknown device; choose one of {', '.join([*DEVICES, 'cpu'])}")
+        raise UserError(f"--gpu {name}: unknown device; choose one of {', '.join(DEVICES)}")
     device = DEVICES[name]
     if processes > device.per_host and processes % device.per_host:
         raise UserError(

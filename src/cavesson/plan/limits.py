@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.plan.devices import Device
 from cavesson.plan.prediction import Memory
 from cavesson.plan.skeleton import config_of
 from cavesson.plan.vllm import has_experts, server_weights, servers_of
@@ -11,9 +10,9 @@ from cavesson.plan.vllm import has_experts, server_weights, servers_of
 _ON_HOST = ("weights", "critic", "reference", "optimiser")
 
 
-def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) -> Iterator[str]:
+def limits(settings: RolloutRun | ExampleRun, memory: Memory) -> Iterator[str]:
     """Yield a line for each setting whose effect is not predicted, and for each assumption about vLLM servers."""
-    if settings.parallel.offload and not device.is_cpu:
+    if settings.parallel.offload:
         size = sum(memory.stays.get(name, 0) for name in _ON_HOST)
         yield (
             f"parallel.offload keeps {_gb(size)} of this memory (weights and optimiser), and gradients, in the host's "

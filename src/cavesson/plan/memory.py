@@ -1,8 +1,7 @@
 """The memory of a run, and the work of its stages, predicted from its settings, its data and its model's config.
 
 A step of the run is simulated with fake tensors on its largest batch, and PyTorch's memory trackers count what is
-alive: nothing is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
-grows beyond the live bytes (`heap`). Only the weights are not allocated there: a safetensors file is mapped.
+alive: nothing is estimated or fitted, whatever the architecture.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
-from cavesson.models.parts import causal, trunk
+from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.fakes import Answers, fake_processes
@@ -26,7 +25,7 @@ from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.roles import as_on_gpu, fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
-from cavesson.plan.skeleton import bytes_of, loading_bytes
+from cavesson.plan.skeleton import bytes_of, loading_bytes, weight_bytes
 from cavesson.sampling.merged import fits, merged_bytes
 from cavesson.sampling.settings import MergesAdapters
 from cavesson.train.in_backward import optimizer_of
@@ -34,8 +33,6 @@ from cavesson.types import Batch
 
 _SAMPLING = {"reading prompts", "decoding", "reading waiting prompts"}
 _MERGED = "merged adapters"
-QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
-"""Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
 
 
 def rollout_memory(
@@ -58,25 +55,24 @@ def rollout_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
-            if not place.is_cpu and mesh is None:
+            if mesh is None:
                 as_on_gpu(policy, settings.model)
             reference = policy.frozen_reference
-            weights = _weights(policy.model, settings.model)
+            weights = weight_bytes(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
                 sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(policy, optimizer_of(policy, settings), settings.algorithm, place.processes)
             others: list[nn.Module] = [] if reference is None else [reference]
-            with run.begun(_vocabulary(policy), place.is_cpu, others):
-                for _ in range(run.steps):
-                    cache = 0
-                    if settings.sampling.declared.local:  # servers have their weights and their cache elsewhere
-                        earlier = settings.longest_episode if settings.environment.is_named else 0
-                        cache = sample(run, policy, settings.sampling, prompts, largest.waiting, earlier)
-                    _score_and_learn(run, policy, settings, largest, learned, scored)
+            with run.begun(_vocabulary(policy), others):
+                cache = 0
+                if settings.sampling.declared.local:  # servers have their weights and their cache elsewhere
+                    earlier = settings.longest_episode if settings.environment.is_named else 0
+                    cache = sample(run, policy, settings.sampling, prompts, largest.waiting, earlier)
+                _score_and_learn(run, policy, settings, largest, learned, scored)
             found = _memory(run, settings.model, weights, rewards, cache, mesh is not None)
             return _with_merged(found, policy, settings, mesh is not None)
 
-    return _as_merged(of_all_layers(simulated, settings.model, place), settings.sampling.merge_adapters, place)
+    return _as_merged(of_all_layers(simulated, settings.model), settings.sampling.merge_adapters, place)
 
 
 def _with_merged(memory: Memory, policy: Policy, settings: RolloutRun, is_sharded: bool) -> Memory:
@@ -93,7 +89,7 @@ def _as_merged(memory: Memory, when: MergesAdapters, place: Place) -> Memory:
     decoding = memory.phases.get("decoding", {})
     loaded = sum(size for name, size in memory.stays.items() if name != "optimiser")  # it begins after the choice
     free = place.memory - loaded - decoding.get("decoding cache", 0)
-    if when == "always" or (when == "auto" and not place.is_cpu and fits(decoding.get(_MERGED, 0), free)):
+    if when == "always" or (when == "auto" and fits(decoding.get(_MERGED, 0), free)):
         return memory
     without = {name: {part: n for part, n in phase.items() if part != _MERGED} for name, phase in memory.phases.items()}
     return replace(memory, phases=without)
@@ -107,18 +103,17 @@ def example_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             role = sequence_role(settings, tokenizer, classifier, layers)
-            if not place.is_cpu and mesh is None:
+            if mesh is None:
                 as_on_gpu(role, settings.model)
-            weights = _weights(role.model, settings.model)
+            weights = weight_bytes(role.model, settings.model)
             sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(role, optimizer_of(role, settings), settings.algorithm, place.processes)
-            with run.begun(_vocabulary(role), place.is_cpu, []):
-                for _ in range(run.steps):
-                    run.learn(largest.batch, largest.passes)
-                    run.stage("optimiser step", run.optimise)
+            with run.begun(_vocabulary(role), []):
+                run.learn(largest.batch, largest.passes)
+                run.stage("optimiser step", run.optimise)
             return _memory(run, settings.model, weights, 0, 0, mesh is not None)
 
-    return of_all_layers(simulated, settings.model, place)
+    return of_all_layers(simulated, settings.model)
 
 
 @contextmanager
@@ -173,11 +168,9 @@ def _memory(
         _rename(phases.get(name, {}), "decoding cache", cache)
         # FSDP's tracker takes what is gathered outside of its own passes for activations.
         _rename(phases.get(name, {}), "gathered weights", whole)
-    kept = sum(stays.values()) - stays["weights"] - rewards
-    added = max(sum(phase.values()) for phase in phases.values())
     loading = (stays["weights"] if is_sharded else weights) + rewards + loading_bytes(settings)
     numbers, trained = sum(p.numel() for p in inside), sum(p.numel() for p in all_of_role if p.requires_grad)
-    return Memory(stays, phases, max(0, run.heap - kept - added), loading, numbers, trained, run.work)
+    return Memory(stays, phases, loading, numbers, trained, run.work)
 
 
 def _rename(phase: dict[str, int], name: str, size: int) -> None:
@@ -196,13 +189,3 @@ def _local(tensors: Iterable[Tensor]) -> int:
 def _vocabulary(role: Any) -> int:
     embeddings: Any = causal(role.model).get_input_embeddings()
     return int(embeddings.weight.shape[0])
-
-
-def _weights(model: nn.Module, settings: ModelSettings) -> int:
-    """Return the bytes of the weights, taking quantization into account."""
-    weights = bytes_of(model.parameters())
-    if settings.quantization is None:
-        return weights
-    packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
-    numbers = sum(weight.numel() for weight in packed)
-    return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)

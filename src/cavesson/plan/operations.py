@@ -1,6 +1,5 @@
 """The operations of a computation: how much each computes, moves in memory, and sends to other processes."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -48,9 +47,6 @@ class Operation(NamedTuple):
     sent: int
     """bytes that a process sends to each neighbour in a ring of all processes"""
     precision: Precision
-    new: int = 0
-    """bytes of results for which the system provides new memory, on CPU"""
-    is_attention: bool = False
 
 
 Work = Mapping[Operation, float]
@@ -62,13 +58,11 @@ class Operations(TorchDispatchMode):
 
     Args:
         processes: number of processes.
-        new_from: size in bytes of the smallest results that are in new memory, because such memory is returned to the
-            system when it is freed; others are where freed ones were.
     """
 
-    def __init__(self, processes: int, new_from: float = math.inf) -> None:
+    def __init__(self, processes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.processes, self.new_from = processes, new_from
+        self.processes = processes
         self.seen: Counter[Operation] = Counter()
         """how often each operation has occurred"""
         self._times = 1
@@ -96,21 +90,9 @@ class Operations(TorchDispatchMode):
             flops = _flops(function, args, kwargs or {}, result)
             sent = _sent(function, args, self.processes)
             moved = 0 if sent else _moved(function, given, made)
-            new, is_attention = self._new(given, made), function._overloadpacket in _ATTENTION
-            if flops or moved or sent or new:
-                self.seen[Operation(flops, moved, sent, _precision(given), new, is_attention)] += self._times
+            if flops or moved or sent:
+                self.seen[Operation(flops, moved, sent, _precision(given))] += self._times
         return result
-
-    def _new(self, given: list[Tensor], made: list[Tensor]) -> int:
-        """Return the bytes of the results in new memory."""
-        large = [x for x in made if _bytes(x) >= self.new_from]
-        old = {_place(x) for x in given} if large else set()
-        return sum(_bytes(x) for x in large if _place(x) not in old)
-
-
-def _place(tensor: Tensor) -> int:
-    place: int = tensor.untyped_storage()._cdata
-    return place
 
 
 def _moved(function: Any, given: list[Tensor], made: list[Tensor]) -> int:

@@ -16,7 +16,7 @@ from cavesson.models.load import with_pad_token
 from cavesson.models.parts import row_shape
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.choice import ROOM, chosen
-from cavesson.plan.devices import DEVICES, Device
+from cavesson.plan.devices import DEVICES, MEASURES, Device
 from cavesson.plan.largest import largest_rollouts, largest_sequences, learned_rows
 from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
@@ -26,7 +26,7 @@ from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
 from cavesson.registry import ENGINES
-from cavesson.train.by_plan import with_choices
+from cavesson.train.by_plan import left_to_plan, with_choices
 from cavesson.train.prompts import conversation_of, prompts_of
 
 Run = RolloutRun | ExampleRun
@@ -71,7 +71,7 @@ class Predictor:
         problem = self._problem(settings)
         if problem is not None:
             raise UserError(problem)
-        self.place = Place(processes, device.per_host, device.is_cpu, device.memory)
+        self.place = Place(processes, device.per_host, device.memory)
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
         self.data: Any = (
             prompts_of(settings, self.tokenizer, conversation_of(settings, self.tokenizer))
@@ -97,7 +97,7 @@ class Predictor:
             sequences = largest_sequences(settings, self.data, shape, self.processes)
             memory = self.memory(settings)
             times, overlaps = example_times(settings, sequences, memory, self.device, self.processes), False
-        return Prediction(memory, times, overlaps, (*said, *limits(settings, memory, self.device)))
+        return Prediction(memory, times, overlaps, (*said, *limits(settings, memory)))
 
     def memory(self, settings: Run) -> Memory:
         """Predict only the memory of a run with these settings."""
@@ -143,12 +143,15 @@ def choose(settings: Run, device: torch.device) -> tuple[dict[str, Any], list[st
     """Return the values of the settings that a run of one process leaves to the plan, and a note for the user on them.
 
     Raises:
-        UserError: the model or the data cannot be read.
+        UserError: the device is not a GPU, or the model or the data cannot be read.
     """
+    if device.type != "cuda":
+        names = " and ".join(left_to_plan(settings))
+        raise UserError(f'{names} = "auto" is planned for GPUs only; on a CPU, set a value: {MEASURES}')
     rewards = settings.rewards if isinstance(settings, RolloutRun) else ()
     free = free_memory(device)
     # Only the times depend on the kind of GPU.
-    kind = replace(DEVICES["h100"], name=device.type, memory=free, is_cpu=device.type == "cpu", per_host=1)
+    kind = replace(DEVICES["h100"], name=device.type, memory=free, per_host=1)
     predictor = Predictor(Planned("the run", "", settings, rewards, False), kind, 1)
     values = predictor.chosen(settings, free)
     peak = predictor.memory(with_choices(settings, values)).peak

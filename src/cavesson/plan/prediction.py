@@ -10,31 +10,28 @@ from cavesson.models.settings import ModelSettings
 from cavesson.plan.operations import Work
 from cavesson.plan.skeleton import config_of, layers_of
 
-FEW_LAYERS = 4
-"""Layers of a deep model that are simulated on CPU; half as many on GPUs."""
+FEW_LAYERS = 2
+"""Layers of a deep model that are simulated, and twice as many."""
 
 
 class Place(NamedTuple):
-    """Where a run trains."""
+    """The GPUs on which a run trains."""
 
     processes: int = 1
     per_host: int = 8
     """processes on a host"""
-    is_cpu: bool = True
     memory: float = math.inf
     """bytes of its memory"""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a process in bytes, without Python, its libraries and the data."""
+    """The memory of a process on its GPU, in bytes."""
 
     stays: dict[str, int]
     """permanent memory, by purpose"""
     phases: dict[str, dict[str, int]]
     """additional memory of each stage at its peak, by purpose"""
-    holes: int
-    """what the C library's heap cannot use again, on CPU"""
     loading: int
     """all together, while the model is loaded"""
     numbers: int
@@ -46,7 +43,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        return max(sum(self.stays.values()) + self.added(self.phase) + self.holes, self.loading)
+        return max(sum(self.stays.values()) + self.added(self.phase), self.loading)
 
     @property
     def phase(self) -> str:
@@ -56,7 +53,7 @@ class Memory:
     @property
     def parts(self) -> dict[str, int]:
         """All memory at the peak, by purpose."""
-        parts = {**self.stays, **self.phases[self.phase], "heap fragmentation": self.holes}
+        parts = {**self.stays, **self.phases[self.phase]}
         return {name: size for name, size in parts.items() if size}
 
     def added(self, phase: str) -> int:
@@ -64,14 +61,13 @@ class Memory:
         return sum(self.phases[phase].values())
 
 
-def of_all_layers(simulated: Callable[[int | None], Memory], settings: ModelSettings, place: Place) -> Memory:
+def of_all_layers(simulated: Callable[[int | None], Memory], settings: ModelSettings) -> Memory:
     """Simulate all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
     layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
-    count = FEW_LAYERS if place.is_cpu else FEW_LAYERS // 2  # the heap needs a few more before it grows evenly
-    if settings.new is not None or layers <= 2 * count:
+    if settings.new is not None or layers <= 2 * FEW_LAYERS:
         return simulated(None)
-    few, more = simulated(count), simulated(2 * count)
-    further = (layers - count) / count
+    few, more = simulated(FEW_LAYERS), simulated(2 * FEW_LAYERS)
+    further = (layers - FEW_LAYERS) / FEW_LAYERS
 
     def extended(one: float, other: float) -> int:
         return max(0, round(one + (other - one) * further))
@@ -88,7 +84,6 @@ def of_all_layers(simulated: Callable[[int | None], Memory], settings: ModelSett
     return Memory(
         by_name(few.stays, more.stays),
         {name: by_name(phase, more.phases[name]) for name, phase in few.phases.items()},
-        extended(few.holes, more.holes),
         extended(few.loading, more.loading),
         extended(few.numbers, more.numbers),
         extended(few.trained, more.trained),

@@ -1,7 +1,6 @@
 """Steps of a run on fake tensors: its own models, losses and optimiser, and its largest batch."""
 
 import gc
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
@@ -22,7 +20,6 @@ from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered, shard
 from cavesson.ops.chunks import visiting
 from cavesson.ops.masked import weighted_mean
-from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
 from cavesson.sampling.decoder import Decoder, can_replace, new_cache
@@ -44,9 +41,6 @@ class Simulation:
         processes: number of processes, this one included.
         peaks: the parts of the memory at the peak of every stage, by stage.
         work: the operations of every stage, when it was done last.
-        heap: bytes that the C library's heap has taken, 0 if it is not used.
-        steps: steps to simulate. The heap of the second one contains what the first one has left; without a heap,
-            the optimiser has its state from the beginning, and one is enough.
     """
 
     role: Any
@@ -55,13 +49,11 @@ class Simulation:
     processes: int
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
-    heap: int = 0
-    steps: int = 1
 
     def stage(self, name: str, do: Callable[[], None]) -> None:
         """Do a stage of a step, and note its memory and its operations."""
-        operations = Operations(self.processes, self._new_from)
-        with operations, self._tracker, visiting(operations.alike if self.steps == 1 else iter):
+        operations = Operations(self.processes)
+        with operations, self._tracker, visiting(operations.alike):
             do()
         self._tracker.reset_mod_stats()
         self.work[name] = operations.seen or self.work[name]
@@ -70,29 +62,16 @@ class Simulation:
             self.peaks[name] = seen
 
     @contextmanager
-    def begun(self, vocabulary: int, is_cpu: bool, others: list[nn.Module]) -> Iterator[None]:
+    def begun(self, vocabulary: int, others: list[nn.Module]) -> Iterator[None]:
         """Track memory inside this block, in which stages are done; `others` are models besides the role."""
         gc.collect()  # what an earlier simulation has left would be in the way
-        is_sharded = any(isinstance(p, DTensor) for p in self.role.parameters())
-        heap = Heap(is_sharded) if is_cpu and has_glibc() else None
-        if heap is None:
-            _begin_optimizer(self.optimizer)
-        elif is_sharded:
-            # At first, DTensor plans every operation with whole tensors, which must not count.
-            _begin_optimizer(Optimizer(self.role, self.optimizer.settings))
-        self.steps = 1 if heap is None else 2
-        self._new_from = math.inf if heap is None else heap.mapped_from
-        self._tracker = tracker_of(self.role, self.optimizer, vocabulary, heap)
+        _begin_optimizer(self.optimizer)
+        self._tracker = tracker_of(self.role, self.optimizer, vocabulary)
         frozen = [p for other in others for p in other.parameters()]
         masters = [m for n, m in self.optimizer.masters.items() if m is not self.optimizer.parameters[n]]
         track: Any = getattr(self._tracker, "track_inputs", lambda tensors: self._tracker.track_external(*tensors))
         track((*frozen, *masters))
-        try:
-            yield
-            self.heap = 0 if heap is None else heap.peak
-        finally:
-            if heap is not None:
-                heap.close()
+        yield
 
     def learn(self, batch: Batch, passes: int, also: Callable[[], None] | None = None) -> None:
         """Do the forward and the backward pass of a micro-batch; `also` happens between the two.
@@ -107,8 +86,8 @@ class Simulation:
                 also()
             self.optimizer.backward(weighted_mean(result.loss, weights, 1.0))
 
-        if passes > 1 and (self.steps > 1 or isinstance(self.role, FSDPModule)):
-            self.stage("learning", learning)  # leaves more than gradients: holes, and what FSDP has gathered
+        if passes > 1 and isinstance(self.role, FSDPModule):
+            self.stage("learning", learning)  # leaves what FSDP has gathered, besides gradients
         elif passes > 1:
             with visiting(Operations(1).alike):
                 _add_zeros(learned_from(self.algorithm.loss(self.role(batch), batch).loss))

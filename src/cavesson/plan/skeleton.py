@@ -23,10 +23,14 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.layers import recompute_layers
 from cavesson.models.load import DTYPES, model_folder, prepare, resolve
 from cavesson.models.new import new_config, new_model
+from cavesson.models.parts import trunk
 from cavesson.models.policy import with_adapters
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.tiny import tiny_model
 from cavesson.models.trained import adapter_base
+
+QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
+"""Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
 
 
 def start_of(settings: StartSettings) -> StartSettings:
@@ -145,3 +149,13 @@ def loading_bytes(settings: StartSettings) -> int:
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the total bytes of distinct tensors."""
     return sum(x.numel() * x.element_size() for x in {id(x): x for x in tensors}.values())
+
+
+def weight_bytes(model: nn.Module, settings: ModelSettings) -> int:
+    """Return the bytes of the weights, taking quantization into account."""
+    weights = bytes_of(model.parameters())
+    if settings.quantization is None:
+        return weights
+    packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
+    numbers = sum(weight.numel() for weight in packed)
+    return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)

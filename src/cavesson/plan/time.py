@@ -42,26 +42,20 @@ def duration(work: Work, device: Device, processes: int) -> Duration:
     """Return how long a process takes for its operations.
 
     An operation takes as long as its arithmetic or its memory traffic, whichever is longer (the roofline model,
-    doi:10.1145/1498765.1498785), and on a CPU until the system has provided memory for its result. A GPU computes while
-    Python starts further operations and while data is sent; a CPU does one after the other.
+    doi:10.1145/1498765.1498785). A GPU computes while Python starts further operations and while data is sent.
     """
     computing = moving = sending = 0.0
     for operation, times in work.items():
-        own_rate = device.attention_flops if operation.is_attention else None
-        compute = operation.flops / (own_rate or device.product_rate(operation.precision))
+        compute = operation.flops / device.product_rate(operation.precision)
         move = operation.moved / (device.bandwidth * device.bandwidth_share)
         if compute >= move:
             computing += times * compute
         else:
             moving += times * move
-        moving += times * operation.new / device.new_memory
         sending += times * operation.sent / device.link_rate(processes) if operation.sent else 0.0
-    starting = device.per_operation * sum(work.values())
-    if not device.is_cpu:
-        busy = computing + moving
-        starting = max(0.0, starting - busy)
-        sending = max(0.0, sending - busy - starting)
-    return Duration(computing, moving, starting, sending)
+    busy = computing + moving
+    starting = max(0.0, device.per_operation * sum(work.values()) - busy)
+    return Duration(computing, moving, starting, max(0.0, sending - busy - starting))
 
 
 def rollout_times(

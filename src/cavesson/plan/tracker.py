@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState, _RefType, _UpdateType
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState, _RefType
 from torch.distributed.fsdp import FSDPModule
 
 from cavesson.plan.fakes import tensors_in
-from cavesson.plan.heap import Heap
 from cavesson.train.optimizer import Optimizer
 
 _PARTS = {
@@ -29,41 +28,17 @@ class _Kind(_RefType):
 
 
 class _Tracker(MemTracker):
-    """Gives tensors over the vocabulary a category of their own, and makes the same requests to the heap."""
+    """Gives tensors over the vocabulary a category of their own."""
 
     vocabulary = 0
-    heap: Heap | None = None
     _ref_class: Any
 
-    def prepare(self, vocabulary: int, heap: Heap | None) -> None:
+    def prepare(self, vocabulary: int) -> None:
         self._ref_class = (*self._ref_class, _Kind.HEAD)
-        self.vocabulary, self.heap = vocabulary, heap
+        self.vocabulary = vocabulary
 
     def _track(self, reftype: _RefType, t: Tensor) -> None:
         super()._track(_Kind.HEAD if self.vocabulary in t.shape else reftype, t)
-
-    def _update_snap(self, u_type: _UpdateType, winfo: Any, *args: Any, **kwargs: Any) -> None:
-        super()._update_snap(u_type, winfo, *args, **kwargs)
-        if self.heap is None or u_type is _UpdateType.REF:
-            return
-        held = getattr(winfo, "piece", None)
-        if held is not None:
-            self.heap.give(held)
-        winfo.piece = (
-            self.heap.take(winfo.mem_consumed) if u_type is not _UpdateType.DEL and winfo.mem_consumed else None
-        )
-
-
-class _WholeTracker(_Tracker):
-    """Of weights that are not sharded. Statistics by module, which cost time and are not needed, are off."""
-
-    def _ignore(self, *_: Any) -> None:
-        pass
-
-    _pre_fw_hook: Any = _ignore
-    _post_fw_hook: Any = _ignore
-    _pre_bw_hook: Any = _ignore
-    _post_bw_hook: Any = _ignore
 
 
 class _NoModules:
@@ -78,11 +53,8 @@ class _NoModules:
     __enter__ = __exit__ = register_user_hooks = clear_user_hooks = _ignore
 
 
-class _QuickTracker(_Tracker):
-    """Of weights that are not sharded, without a heap: it counts the same in less time.
-
-    With a heap it would not: small objects of PyTorch's tracker fill holes there, as those of a run do.
-    """
+class _WholeTracker(_Tracker):
+    """Of weights that are not sharded: it counts the same as PyTorch's in less time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,23 +74,21 @@ class _ShardedTracker(_Tracker, FSDPMemTracker):
     """Of weights that are sharded with FSDP2."""
 
 
-def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int, heap: Heap | None) -> _Tracker:
+def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int) -> _Tracker:
     """Return the tracker of a role and its optimiser; a context manager in which everything is tracked.
 
     Args:
         role: the model that learns, as `Learner` has it.
         optimizer: its optimiser.
         vocabulary: size of the vocabulary.
-        heap: makes the same requests, if there is one; it does not get the weights, which are mapped from a file.
     """
     if isinstance(role, FSDPModule):
         sharded = _ShardedTracker(role, optimizer._adam)
-        sharded.prepare(vocabulary, heap)
+        sharded.prepare(vocabulary)
         return sharded
-    whole = _QuickTracker() if heap is None else _WholeTracker()
-    whole.prepare(vocabulary, None)
+    whole = _WholeTracker()
+    whole.prepare(vocabulary)
     whole.track_external(role, optimizer._adam)
-    whole.heap = heap
     for parameter in optimizer.parameters.values():
         parameter.register_post_accumulate_grad_hook(_marks(whole))
     return whole

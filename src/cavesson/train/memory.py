@@ -9,9 +9,9 @@ from cavesson.errors import NoMemoryError, no_memory
 
 # Constants from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-KEPT_BELOW = 32 * 2**20
+_KEPT_BELOW = 32 * 2**20
 """Larger pieces are given back, which nothing can change: the largest threshold that glibc accepts."""
-RETURNED_FROM = 2**17
+_RETURNED_FROM = 2**17
 """Pieces that `return_freed_memory` gives back, in bytes: glibc's own default."""
 
 
@@ -22,7 +22,7 @@ def keep_freed_memory() -> None:
     kernel must clear one by one: the first passes of a 135-million-parameter model then take up to twice as long. Other
     C libraries are not changed.
     """
-    _set(mapped_from=KEPT_BELOW, trimmed_from=2**31 - 1)
+    _set(mapped_from=_KEPT_BELOW, trimmed_from=2**31 - 1)
 
 
 def return_freed_memory() -> None:
@@ -31,7 +31,7 @@ def return_freed_memory() -> None:
     Sharded weights are gathered and freed layer by layer. Kept, the pieces of all layers would add up to more than the
     whole model, because pieces of the next layer do not fit where others have been.
     """
-    _set(mapped_from=RETURNED_FROM, trimmed_from=RETURNED_FROM)
+    _set(mapped_from=_RETURNED_FROM, trimmed_from=_RETURNED_FROM)
 
 
 def _set(mapped_from: int, trimmed_from: int) -> None:
