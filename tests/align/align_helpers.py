@@ -41,6 +41,7 @@ steps = 4
 model.path = "{sft}"
 data.path = "prompts.txt"
 sampling.max_new_tokens = 5
+sampling.temperature = 0.7
 rewards = [{ use = "reward.py:vowels" }]
 doctor.on_finding = "ignore"
 

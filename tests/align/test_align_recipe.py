@@ -7,7 +7,7 @@ import pytest
 from align_helpers import RECIPE, write
 
 from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import ComparisonSettings, Stage
+from cavesson.align.stages import ComparisonSettings, Stage, with_full_paths
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
@@ -32,7 +32,7 @@ def test_a_stage_has_the_settings_of_its_command(tmp_path: Path) -> None:
     sft = {**common, "run": "runs/road/sft", "steps": 3, "data": {"path": f"{tmp_path}/demonstrations.jsonl"}}
     ppo = {
         **common, "run": "runs/road/ppo", "steps": 4, "model": {"device": "cpu", "path": "runs/road/sft/model"},
-        "data": {"path": f"{tmp_path}/prompts.txt"}, "sampling": {"max_new_tokens": 5},
+        "data": {"path": f"{tmp_path}/prompts.txt"}, "sampling": {"max_new_tokens": 5, "temperature": 0.7},
         "rewards": [{"use": f"{tmp_path}/reward.py:vowels"}], "doctor": {"on_finding": "ignore"},
     }  # fmt: skip
     compare = {
@@ -51,6 +51,13 @@ def test_a_stage_has_the_settings_of_its_command(tmp_path: Path) -> None:
         ("sft", "sft", ()), ("ppo", "ppo", ("sft",)), ("compare", "compare", ("sft", "ppo"))
     ]  # fmt: skip
     assert [stage.folder for stage in stages] == [Path("runs/road") / name for name in ("sft", "ppo", "compare")]
+
+
+def test_what_a_recipe_does_not_set_is_still_not_set_when_its_stages_run(tmp_path: Path) -> None:
+    """A comparison takes it over from the run: whether prompts are conversations, the temperature."""
+    for stage in read(tmp_path, RECIPE):
+        again = with_full_paths(stage.settings)
+        assert again.model_dump(exclude_unset=True) == stage.settings.model_dump(exclude_unset=True)
 
 
 def test_a_stage_may_be_called_anything_and_come_twice(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_a_stage_starts_from_the_model_it_refers_to(whole: Path) -> None:
         "runs/road/sft/model",
         "runs/road/ppo/model",
     ]
+    assert all("sampling.temperature 0.7" in column["asked"] for column in comparison["columns"])
     start = json.loads((whole / "ppo" / "run.json").read_text())["config"]["model"]["path"]
     assert start == str(whole / "sft" / "model")
     moved = [name for name, weight in weights(whole / "ppo").items() if not weight.equal(weights(whole / "sft")[name])]

@@ -143,6 +143,7 @@ def test_a_base_beside_a_run_is_read_as_the_run(folder: Path, capsys: pytest.Cap
         assert [column.responses[0]["prompt"] for column in compared.columns] == [RENDERED, RENDERED]
         said = [line for line in capsys.readouterr().err.splitlines() if "prompts are" in line]
         assert len(said) == 2
+        assert [column.asked for column in compared.columns] == said
         assert sum(f"as in {folder / 'run'}, which it is compared with" in line for line in said) == 1
 
 

@@ -85,8 +85,11 @@ class ComparisonStage(Stage):
 
 
 def with_full_paths(settings: S) -> S:
-    """Validate the settings again, so that paths to models of earlier stages, which now exist, become absolute."""
-    return type(settings).model_validate(settings.model_dump())
+    """Validate the settings again, so that paths to models of earlier stages, which now exist, become absolute.
+
+    What was not given stays so: a comparison takes it over from the run that trained the model.
+    """
+    return type(settings).model_validate(settings.model_dump(exclude_unset=True))
 
 
 def start_of(model: str, known: Mapping[str, Stage]) -> TrainingStage | None:

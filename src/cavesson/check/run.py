@@ -264,7 +264,7 @@ class _Check:
             rehearse(self.rewards, self.prompts.texts, columns)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
         if conversation is None:
-            data = AnyDataSettings.model_validate(self.settings.data.model_dump())
+            data = AnyDataSettings.model_validate(self.settings.data.model_dump(exclude_unset=True))
             if self.options.pairs is not None:
                 data = AnyDataSettings(path=self.options.pairs)
             yield from _examined(self.rewards, unlearned(data, planned), self.tokenizer, planned)

@@ -39,6 +39,8 @@ class ComparedModel:
     """One model of a comparison."""
 
     name: str
+    asked: str
+    """how its prompts were read and its responses sampled, as far as that was taken over from a run"""
     rewards: dict[str, Interval]
     """the sum of all rewards, and every part"""
     difference: Interval | None
@@ -70,6 +72,7 @@ class Comparison:
     dropped: int
     """prompts that are too long for one of the models"""
     settings: dict[str, Any]
+    """those that were given, and the defaults of the others"""
 
     @property
     def names(self) -> list[str]:
@@ -99,12 +102,15 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         check_new(settings.out)
     if len(set(models)) < len(models) or not models:
         raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
+    given = settings.model_dump(mode="json")
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
     first, runs = _runs(models)
     check_answered(runs, settings.environment)
-    made = [as_trained(model, settings, run, first) for model, run in zip(models, runs, strict=True)]
-    each = [one for one, _ in made]
+    # SFT and the other trainers on examples do not sample.
+    sampled = next((run for run in runs if run is not None and run.sampling()), None)
+    made = [as_trained(model, settings, run, sampled) for model, run in zip(models, runs, strict=True)]
+    each, lines = [one for one, _ in made], [line for _, line in made]
     asked = [_questions(*one) for one in zip(models, each, runs, strict=True)]
     indices = _common([one.prompts for one in asked])
     if not indices[0]:
@@ -112,7 +118,7 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     has_scores = bool(settings.rewards or (asked[0].conversation and asked[0].conversation.scored))
     if has_scores:
         check_scorers(settings, settings.device, asked[0]._replace(run=first))
-    for _, line in made:
+    for line in lines:
         print_error(line)
     tell(asked[0])
     answers = [_answers(*one) for one in zip(models, asked, indices, each, strict=True)]
@@ -122,11 +128,11 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
             for answer, one in zip(answers, asked, strict=True)
         ]
     comparison = Comparison(
-        columns=[_column(*one, scores[0]) for one in zip(models, answers, scores, strict=True)],
+        columns=[_column(*one, scores[0]) for one in zip(models, lines, answers, scores, strict=True)],
         prompts=len(indices[0]),
         samples=settings.samples,
         dropped=len(asked[0].prompts) + len(asked[0].prompts.dropped) - len(indices[0]),
-        settings=each[0].model_dump(mode="json"),
+        settings=given,
     )
     if settings.out is not None:
         write(comparison, settings.out)
@@ -188,10 +194,7 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
 
 
 def _runs(models: Sequence[str]) -> tuple[TrainedBy | None, list[TrainedBy | None]]:
-    """Return the first run among the models, and the run whose settings each model is used with: its own or the first.
-
-    How responses are sampled, other than where they end, is as in the first for all models.
-    """
+    """Return the first run among the models, and the run that says how each model is asked: its own or the first."""
     own = [trained_by(model) for model in models]
     first = next((run for run in own if run is not None), None)
     other = None if first is None else first._replace(is_own=False)
@@ -221,7 +224,11 @@ def _win_rate(rewards: Sequence[float], others: Sequence[float], groups: Sequenc
 
 
 def _column(
-    name: str, answers: Sequence[Response], scores: dict[str, list[float | None]], first: dict[str, list[float | None]]
+    name: str,
+    asked: str,
+    answers: Sequence[Response],
+    scores: dict[str, list[float | None]],
+    first: dict[str, list[float | None]],
 ) -> ComparedModel:
     groups = [one.group for one in answers]
     split = words([one.response for one in answers])
@@ -236,6 +243,7 @@ def _column(
     mine, theirs, pairs = zip(*gained, strict=True) if compared else ((), (), ())
     return ComparedModel(
         name=name,
+        asked=asked,
         rewards=estimates(scores, groups),
         difference=estimate_gain(mine, theirs, pairs) if compared else None,
         win_rate=_win_rate(mine, theirs, pairs) if compared else None,

@@ -43,7 +43,7 @@ def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
     """
     settings = load(RecipeRowSettings, recipe, flags)
     runs = _runs(settings.model_extra or {}, str(recipe))
-    data = AnyDataSettings.model_validate(next(iter(runs.values())).data.model_dump())
+    data = AnyDataSettings.model_validate(next(iter(runs.values())).data.model_dump(exclude_unset=True))
     kinds = list(dict.fromkeys(map(_kind, runs.values())))
     kind = settings.kind or (kinds[0] if len(kinds) == 1 else NAMES[recognised(ViewSettings(data=data)).kind])
     readers = {command: run for command, run in runs.items() if _kind(run) == kind}
