@@ -7,7 +7,7 @@ from cavesson.doctor.derivation import Derivation
 from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.rule import Rule
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
-from cavesson.record.statistics import NEEDS
+from cavesson.record.write.statistics import NEEDS
 
 Columns = frozenset[str]
 ANY_TOKENS = "tokens.position"

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 import cavesson.record
 from cavesson.index.build import Builder
 from cavesson.index.folder import only_writer
-from cavesson.record.index_folder import index_folder
+from cavesson.record.read.index_folder import index_folder
 
 STEPS = 4
 

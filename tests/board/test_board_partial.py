@@ -11,7 +11,7 @@ import cavesson.record
 from cavesson.board.runs import Board
 from cavesson.index import build
 from cavesson.index.build import Builder
-from cavesson.record.index_folder import index_folder
+from cavesson.record.read.index_folder import index_folder
 
 STEPS, BATCH = 12, 8
 NUMBERS = ["series", "histogram", "ridge", "rows", "groups?step=2", "never-beats"]

@@ -8,7 +8,7 @@ from board_helpers import ORIGIN, board_of, client_of
 from index_helpers import new_run, record
 
 import cavesson
-from cavesson.record.index_folder import index_folder
+from cavesson.record.read.index_folder import index_folder
 
 
 @pytest.fixture

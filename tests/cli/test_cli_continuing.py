@@ -166,7 +166,7 @@ def test_the_first_process_says_where_the_result_is(
             return self
 
     monkeypatch.setattr("cavesson.train.run.Training", Done)
-    monkeypatch.setattr("cavesson.record.show.headline", lambda folder: "good")
+    monkeypatch.setattr("cavesson.record.read.show.headline", lambda folder: "good")
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setattr(sys, "argv", ["cavesson", "ppo", "--run", "runs/mine"])
     with pytest.raises(SystemExit, match="0"):

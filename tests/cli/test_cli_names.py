@@ -59,7 +59,9 @@ while (match := completer.complete("cavesson.", n)) is not None:
 
 def test_nothing_but_public_names_is_offered() -> None:
     """Neither what the package imports for itself, nor modules that were imported since."""
-    assert python("import cavesson, cavesson.record.reader; print(*dir(cavesson))").split() == sorted(cavesson.__all__)
+    assert python("import cavesson, cavesson.record.read.reader; print(*dir(cavesson))").split() == sorted(
+        cavesson.__all__
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(cavesson.__all__) - {"__version__"}))

@@ -9,7 +9,8 @@ import pytest
 from cli_helpers import Done, cavesson, fresh
 
 import cavesson as package
-from cavesson.record import Recorder, lock, write_run
+from cavesson.record import Recorder, write_run
+from cavesson.record.write import lock
 
 
 @pytest.fixture

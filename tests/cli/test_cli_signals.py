@@ -299,7 +299,7 @@ def test_ctrl_c_leaves_a_conversation(finished: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_in_any_other_command_is_one_line(finished: Path) -> None:
-    code = "import cavesson.cli, cavesson.record.query; print('begins', flush=True); cavesson.cli.main()"
+    code = "import cavesson.cli, cavesson.record.read.query; print('begins', flush=True); cavesson.cli.main()"
     terminal = Terminal(finished, "sql", "run", "select count(*) from range(1000000000000)", code=code)
     terminal.wait_for_text("begins")
     time.sleep(2)

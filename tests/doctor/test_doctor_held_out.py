@@ -13,7 +13,7 @@ from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
 from cavesson.importers import import_run
 from cavesson.record import begin_attempt, write_run
-from cavesson.record.recorder import Recorder
+from cavesson.record.write.recorder import Recorder
 
 
 def diagnosed(folder: Path, held_out: bool) -> Diagnosis:

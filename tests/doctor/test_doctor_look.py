@@ -10,7 +10,7 @@ import cavesson.doctor.look
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.findings_file import read_findings
 from cavesson.doctor.look import look
-from cavesson.doctor.own import all_rules
+from cavesson.doctor.plugins import all_rules
 from cavesson.doctor.words import LANGUAGES, language, number
 from cavesson.errors import UserError
 from cavesson.record import begin_attempt, write_run

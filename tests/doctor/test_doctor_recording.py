@@ -22,7 +22,7 @@ from cavesson.doctor.report.terminal import show
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.record import Recorder, begin_attempt, write_run
-from cavesson.record.statistics import STATISTICS
+from cavesson.record.write.statistics import STATISTICS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
 COMMON = {rule for failure in FAILURES for rule in failure.rules}

@@ -14,7 +14,7 @@ from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import result_of, said_of
 from benchmarks.faults.setup import train
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] + ':' + message['content'] + eos_token }}"

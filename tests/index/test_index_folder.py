@@ -13,7 +13,7 @@ import cavesson.record
 from cavesson.index.build import Builder
 from cavesson.index.folder import read_state
 from cavesson.index.snapshot import snapshot
-from cavesson.record.index_folder import index_folder
+from cavesson.record.read.index_folder import index_folder
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_pandas_stays_out_while_it_is_not_needed():
     code = """
 import sys
 import numpy as np, pyarrow as pa
-from cavesson.record.background import small_process
+from cavesson.process_limits import small_process
 small_process()
 assert pa.array(np.arange(3)).to_numpy().tolist() == [0, 1, 2]
 assert "pandas" not in sys.modules

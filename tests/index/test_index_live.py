@@ -21,7 +21,7 @@ from cavesson.index.search import candidates
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import read_texts
 from cavesson.processors import usable_processors
-from cavesson.record.index_folder import fingerprint
+from cavesson.record.read.index_folder import fingerprint
 
 # Three attempts, the later ones starting at an earlier step than the one before had reached, with compactions between.
 WRITER = """

@@ -16,7 +16,7 @@ import torch
 from cavesson.integrations import openrlhf, trl_grouped, verl
 from cavesson.integrations.trl_callback import RecorderCallback, reward_rows, unique
 from cavesson.record import open as open_run
-from cavesson.record.padding import padded
+from cavesson.record.write.padding import padded
 
 
 class Letters:

@@ -20,8 +20,8 @@ from cavesson.processes import Processes
 from cavesson.sampling.decoder import CacheKind
 from cavesson.sampling.decoding import Decoding, check_generate, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.kept import unpadded
+from cavesson.sampling.memory_check import cache_bytes
 from cavesson.sampling.responses import Responses, Turns
-from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.build import Inputs, build

@@ -11,7 +11,7 @@ def modules_after(first: str) -> list[str]:
 
 
 def test_pandas_is_loaded_by_who_imports_it_only():
-    without = "from cavesson.record.background import without_pandas; without_pandas()"
+    without = "from cavesson.process_limits import without_pandas; without_pandas()"
     assert modules_after("pass") == ["True", "1"]  # else there is nothing to spare
     assert modules_after(without) == ["False", "1"]
 

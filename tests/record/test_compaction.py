@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavesson
-from cavesson.record import Recorder, begin_attempt, compact, compaction, write_run
+from cavesson.record import Recorder, begin_attempt, compact, write_run
+from cavesson.record.maintain import compaction
 from cavesson.record.tables import Tables
-from cavesson.record.writing import write_segment
+from cavesson.record.write.writing import write_segment
 
 
 def test_a_compacted_run_gives_the_same_answers_from_few_files(folder):

@@ -14,14 +14,16 @@ import pytest
 from compaction_helpers import answers, files, record
 
 import cavesson
-from cavesson.record import compact, compaction
+from cavesson.record import compact
+from cavesson.record.maintain import compaction
 
 # Every number follows from step and rank, so that a line too many, too few or from elsewhere would show.
 WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from cavesson.record import Recorder, begin_attempt, recorder
+from cavesson.record import Recorder, begin_attempt
+from cavesson.record.write import recorder
 
 recorder.WAITING = int(sys.argv[3])
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])

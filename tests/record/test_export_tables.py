@@ -23,7 +23,7 @@ from cavesson.cli import main
 from cavesson.errors import UserError
 from cavesson.exporters import EXPORTERS, portions, tables
 from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
-from cavesson.record.compaction import compact
+from cavesson.record.maintain.compaction import compact
 from cavesson.record.storage import Folder
 
 TEXTS = ['=HYPERLINK("http://x")', "", 'a "quoted", cell', "two\r\nlines\n", "\ttab", "+1", "名前 🤖", "NULL"]

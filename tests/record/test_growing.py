@@ -9,7 +9,8 @@ from record_helpers import rollouts
 
 import cavesson
 from cavesson.errors import UserError
-from cavesson.record import Recorder, compact, query, views
+from cavesson.record import Recorder, compact
+from cavesson.record.read import query, views
 
 JOINED = """
     SELECT sample, any_value(length), count(position) FROM rows FULL JOIN tokens USING (step, sample)

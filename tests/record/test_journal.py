@@ -15,7 +15,7 @@ from record_helpers import plain, rollouts
 
 import cavesson
 from cavesson.record import Recorder, begin_attempt, compact
-from cavesson.record.spare import recover
+from cavesson.record.write.fallback_folder import recover
 
 # Takes steps as fast as it can, and says which ones; the first is written at once, and the others within a minute.
 WRITER = """
@@ -189,7 +189,7 @@ def test_steps_share_their_files_and_calls_that_follow_are_added(folder):
 
 
 def test_a_large_journal_is_written_early(folder, monkeypatch):
-    monkeypatch.setattr("cavesson.record.recorder.JOURNAL_BYTES", 100_000)
+    monkeypatch.setattr("cavesson.record.write.recorder.JOURNAL_BYTES", 100_000)
     with Recorder(folder, interval=60) as recorder:
         for step in range(40):
             rows, tokens = rollouts(8, 100)

@@ -17,9 +17,10 @@ from filelock import FileLock
 
 import cavesson
 from cavesson.errors import UserError
-from cavesson.record import Lock, LockedError, Recorder, lock, write_run
-from cavesson.record.new_folder import new_folder
+from cavesson.record import Lock, LockedError, Recorder, write_run
 from cavesson.record.storage import Folder, Storage, storage
+from cavesson.record.write import lock
+from cavesson.record.write.new_folder import new_folder
 
 ROWS = {"prompt": ["p"], "response": ["r"], "reward": [1.0]}
 RECORDS = """
@@ -120,7 +121,7 @@ class Elsewhere:
     """A recorder of another machine, as far as files tell: a process that says it runs elsewhere."""
 
     CODE = "import platform; platform.node = lambda: 'elsewhere'" + RECORDS
-    FAST = "import cavesson.record.lock as lock; lock.HEARTBEAT = 0.1\n"
+    FAST = "import cavesson.record.write.lock as lock; lock.HEARTBEAT = 0.1\n"
 
     def __init__(self, place: str) -> None:
         self.other = Other(place, self.FAST + self.CODE)
@@ -135,7 +136,7 @@ def test_a_process_of_another_machine_that_lives_keeps_its_run(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = Elsewhere(place)
-    monkeypatch.setattr("cavesson.record.lock.SILENCE", 20.0)
+    monkeypatch.setattr("cavesson.record.write.lock.SILENCE", 20.0)
     with pytest.raises(LockedError, match=r"is being written by process \d+ on elsewhere since .*: stop it, or wait"):
         Lock(place)
     assert "waiting up to 20 s to see whether it still runs" in capsys.readouterr().err
@@ -148,7 +149,7 @@ def test_a_process_of_another_machine_that_lives_keeps_its_run(
 def test_a_process_of_another_machine_that_was_killed_is_succeeded(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = Elsewhere(place)
     elsewhere.other.kill()
-    monkeypatch.setattr("cavesson.record.lock.SILENCE", 2.0)
+    monkeypatch.setattr("cavesson.record.write.lock.SILENCE", 2.0)
     with Recorder(place) as mine:
         mine.rollouts(1, ROWS)
     assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]

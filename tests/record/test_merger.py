@@ -12,8 +12,10 @@ from compaction_helpers import files, record
 
 import cavesson
 from cavesson.errors import UserError
-from cavesson.record import Recorder, merger, recorder
+from cavesson.record import Recorder
+from cavesson.record.maintain import merger
 from cavesson.record.storage import storage
+from cavesson.record.write import recorder
 
 
 @pytest.mark.slow
@@ -98,7 +100,7 @@ def test_a_merge_that_cannot_reach_the_storage_is_repeated_and_warned_of_once(fo
         return merge(*given, go_on=go_on)
 
     monkeypatch.setattr(merger, "compact", failing)
-    with Recorder(folder, spare=tmp_path / "spare") as out:
+    with Recorder(folder, fallback=tmp_path / "fallback") as out:
         for step in range(12):
             out.metrics(step, {"twice": 2.0 * step})
             out.flush()

@@ -11,10 +11,11 @@ from compaction_helpers import answers, files, record
 from record_helpers import plain
 
 import cavesson
-from cavesson.record import Recorder, compact, compaction, merging, write_rollouts, write_run
+from cavesson.record import Recorder, compact, write_rollouts, write_run
+from cavesson.record.maintain import compaction, merging
 from cavesson.record.storage import storage
 from cavesson.record.tables import Tables
-from cavesson.record.writing import write_segment
+from cavesson.record.write.writing import write_segment
 
 
 def test_lines_are_in_the_order_of_step_group_and_sample_and_say_where_their_tokens_are(folder):

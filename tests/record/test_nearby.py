@@ -7,7 +7,7 @@ import pytest
 
 import cavesson.record
 from cavesson.errors import UserError
-from cavesson.record.nearby import MAX_NAMED, runs_nearby
+from cavesson.record.read.nearby import MAX_NAMED, runs_nearby
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 import cavesson.record
 from cavesson.record import begin_attempt, write_run, write_vocabulary
-from cavesson.record.not_learned import learned, padding_at_end
+from cavesson.record.read.not_learned import learned, padding_at_end
 
 PADS = ["<PAD>", "<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<｜▁pad▁｜>", "<padding>", "<|PAD_TOKEN|>"]
 OTHERS = ["pad", " padded", "<b>", "notepad", "<paddle>", "[1]", "</tool_response>", "<17>", "\n"]

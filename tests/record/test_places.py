@@ -12,7 +12,7 @@ import cavesson
 from cavesson.errors import UserError
 from cavesson.exporters import EXPORTERS
 from cavesson.record import Recorder, write_run, write_vocabulary
-from cavesson.record.show import headline, show
+from cavesson.record.read.show import headline, show
 from cavesson.record.storage import Location, Remote
 
 

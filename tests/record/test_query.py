@@ -22,8 +22,8 @@ from record_helpers import rollouts
 import cavesson
 from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, compact, write_vocabulary
-from cavesson.record import query as record_query
-from cavesson.record.query import query
+from cavesson.record.read import query as record_query
+from cavesson.record.read.query import query
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from cavesson.record import Recorder, begin_attempt, compact, write_run
 from cavesson.record import storage as storage_module
 from cavesson.record.segments import segment_name
 from cavesson.record.tables import Tables
-from cavesson.record.writing import write_segment
+from cavesson.record.write.writing import write_segment
 
 BATCH = 5
 

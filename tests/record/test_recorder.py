@@ -17,7 +17,7 @@ import cavesson
 from cavesson.record import Recorder, write_run, write_vocabulary
 from cavesson.record.schema import TOKEN_COLUMNS
 from cavesson.record.segments import segment_name
-from cavesson.record.statistics import STATISTICS
+from cavesson.record.write.statistics import STATISTICS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FLOATS_32 = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"]
@@ -189,7 +189,7 @@ def test_vocabulary(folder):
 
 
 def test_the_record_needs_no_torch():
-    modules = "cavesson.record, cavesson.record.show, cavesson.importers, cavesson.exporters"
+    modules = "cavesson.record, cavesson.record.read.show, cavesson.importers, cavesson.exporters"
     code = f"import sys, {modules}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

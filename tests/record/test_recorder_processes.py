@@ -5,7 +5,7 @@ from record_helpers import rollouts
 
 import cavesson
 from cavesson.record import Recorder, begin_attempt
-from cavesson.record.compaction import compact
+from cavesson.record.maintain.compaction import compact
 
 
 def test_another_process_needs_the_attempt_and_numbers_its_samples(folder):

@@ -13,7 +13,7 @@ from record_helpers import rollouts
 
 import cavesson
 from cavesson.record import Recorder
-from cavesson.record.statistics import STATISTICS, rollout_statistics
+from cavesson.record.write.statistics import STATISTICS, rollout_statistics
 from cavesson.text.statistics import distinct, repetition
 
 # The third entry of sample 1 and all of sample 2 are padding, and must not be looked at.

@@ -5,7 +5,7 @@ import pytest
 
 from cavesson.record.rollups import ROLLUP_SCHEMA
 from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, arrow_schema
-from cavesson.record.statistics import STATISTICS
+from cavesson.record.write.statistics import STATISTICS
 
 
 @pytest.mark.parametrize("columns", [ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, STEP_COLUMNS])

@@ -14,7 +14,7 @@ import cavesson.record
 from cavesson.errors import UserError
 from cavesson.importers import import_run
 from cavesson.record import Recorder, write_run, write_vocabulary
-from cavesson.record.show import headline, show
+from cavesson.record.read.show import headline, show
 
 
 def shown(folder, *, width: int = 120, **options) -> str:

@@ -14,7 +14,7 @@ from test_compaction_processes import WRITER, check_whole
 import cavesson
 from cavesson.errors import UserError
 from cavesson.record import begin_attempt, compact, write_run, write_vocabulary
-from cavesson.record.query import query
+from cavesson.record.read.query import query
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import cavesson
 from cavesson.errors import UserError
 from cavesson.object_storage import SCHEMES, checked_url
 from cavesson.record import Recorder, compact, write_run, write_vocabulary
-from cavesson.record.query import query
+from cavesson.record.read.query import query
 from cavesson.record.storage import Folder, storage
 
 SECRET = "what is outside"

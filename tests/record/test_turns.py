@@ -19,9 +19,9 @@ from rich.console import Console
 import cavesson
 from cavesson.exporters.tables import export
 from cavesson.record import Recorder, begin_attempt, compact, write_rollouts, write_vocabulary
-from cavesson.record.query import query
+from cavesson.record.read.query import query
+from cavesson.record.read.show import show
 from cavesson.record.schema import TOKEN_COLUMNS, arrow_schema
-from cavesson.record.show import show
 
 ROWS = {"prompt": ["6*7?", "2+2?"], "response": ["multiply(6, 7)\n42\n42", "4"], "reward": [1.0, 0.0]}
 # A call, the end of its turn as the template writes it, the result, and the answer; then a response of one token.

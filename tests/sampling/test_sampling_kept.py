@@ -19,11 +19,11 @@ from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rollout.episodes import Episode, Played, play
-from cavesson.sampling import room
+from cavesson.sampling import memory_check as room
 from cavesson.sampling.decoder import Decoder, new_cache
 from cavesson.sampling.kept import read_row
+from cavesson.sampling.memory_check import cache_bytes, check_room
 from cavesson.sampling.responses import Turns
-from cavesson.sampling.room import cache_bytes, check_room
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 

@@ -22,11 +22,11 @@ from cavesson.errors import UserError
 from cavesson.models.load import prepare
 from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
-from cavesson.sampling import room
+from cavesson.sampling import memory_check as room
 from cavesson.sampling.decoder import Decoder, new_cache
 from cavesson.sampling.decoding import choose_decoding, full_passes
+from cavesson.sampling.memory_check import cache_bytes, check_room, replaced_together, spare_columns
 from cavesson.sampling.responses import Responses
-from cavesson.sampling.room import cache_bytes, check_room, replaced_together, spare_columns
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 

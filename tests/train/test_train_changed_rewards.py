@@ -12,7 +12,7 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.config import load
 from cavesson.errors import UserCodeError, UserError
 from cavesson.record import run_info, write_run
-from cavesson.record.show import show
+from cavesson.record.read.show import show
 from cavesson.train.resuming import settings_of
 from cavesson.train.run import Training
 

@@ -17,7 +17,7 @@ import cavesson
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.errors import StoppedError, UserError
 from cavesson.record import LockedError, Recorder
-from cavesson.record.compaction import compact
+from cavesson.record.maintain.compaction import compact
 from cavesson.record.storage import storage
 from cavesson.rewards.table import Reward
 from cavesson.train.checkpoint import latest

@@ -34,7 +34,7 @@ from cavesson.errors import TerminatedError, UserError
 from cavesson.exporters.rl_logging_board import export
 from cavesson.models.tiny import tiny_model
 from cavesson.record import Run
-from cavesson.record.compaction import compact
+from cavesson.record.maintain.compaction import compact
 from cavesson.train.run import Training
 
 TRAINED, HELD_OUT = PROMPTS[:4], ("It was a very long and quiet night, and", "My", "The train")

@@ -304,7 +304,7 @@ class DoctorSettings(Settings):
     def _check_names(cls, rules: dict[str, Answer]) -> dict[str, Answer]:
         if not rules:
             return rules
-        from cavesson.doctor.own import all_rules  # slow to import, and few runs name rules
+        from cavesson.doctor.plugins import all_rules  # slow to import, and few runs name rules
 
         rules = {name.replace("_", "-"): answer for name, answer in rules.items()}
         known = {rule.name for rule in all_rules()}

@@ -15,8 +15,8 @@ from cavesson.align.stages import ComparisonStage, Stage, StageState, TrainingSt
 from cavesson.command_line import command_line
 from cavesson.errors import UserError
 from cavesson.processes import Processes, is_main
-from cavesson.record.show import headline
-from cavesson.record.writable import check_writable
+from cavesson.record.read.show import headline
+from cavesson.record.write.writable import check_writable
 from cavesson.tools.compare import compare, show
 from cavesson.train.run import resume, train
 

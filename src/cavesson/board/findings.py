@@ -5,7 +5,7 @@ from typing import Any
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import RunQuery
 from cavesson.doctor.findings_file import findings_file, read_findings
-from cavesson.record.index_folder import fingerprint
+from cavesson.record.read.index_folder import fingerprint
 
 
 def findings(board: Board, query: RunQuery) -> dict[str, Any] | None:

@@ -15,11 +15,11 @@ from cavesson.doctor.watch import Watch
 from cavesson.errors import UserError, print_exception
 from cavesson.index.build import Builder
 from cavesson.index.folder import PROBLEM, only_writer
+from cavesson.process_limits import small_process, without_ctrl_c, yield_cpu
 from cavesson.processors import usable_processors
 from cavesson.record import Run
-from cavesson.record.background import small_process, without_ctrl_c, yield_cpu
 from cavesson.record.files import replacing
-from cavesson.record.index_folder import fingerprint
+from cavesson.record.read.index_folder import fingerprint
 from cavesson.record.storage import storage
 
 PAUSE = 0.5

@@ -15,7 +15,7 @@ from cavesson.board.selection import RunQuery, step_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.not_learned import padding_at_end
+from cavesson.record.read.not_learned import padding_at_end
 from cavesson.record.schema import SOURCE_CODES
 from cavesson.record.splits import HELD_OUT, Split
 

@@ -25,9 +25,9 @@ from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.turns import read_turns
 from cavesson.record import Run
-from cavesson.record.index_folder import fingerprint, index_folder, local_folder
-from cavesson.record.lock import is_free
+from cavesson.record.read.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.storage import storage
+from cavesson.record.write.lock import is_free
 from cavesson.text.counting import counted
 from cavesson.text.words import split
 

@@ -22,7 +22,7 @@ from cavesson.index.columns import Array
 from cavesson.index.snapshot import snapshot
 from cavesson.index.texts import read_responses
 from cavesson.index.turns import are_in, read_turns
-from cavesson.record.background import small_process, without_ctrl_c
+from cavesson.process_limits import small_process, without_ctrl_c
 
 START = 60.0
 """Seconds that starting the process may take."""

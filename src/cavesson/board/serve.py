@@ -97,7 +97,7 @@ def serve(
 
 def _stop_queries() -> None:
     """End queries whose results are no longer needed, as this process would otherwise wait for them."""
-    from cavesson.record.query import stop_queries
+    from cavesson.record.read.query import stop_queries
 
     stop_queries()
 
@@ -135,7 +135,7 @@ def _open_runs(opened: Callable[[], "Board"], show: Callable[[], None], asked: E
 
 
 def _opened(paths: Sequence[str], wait: bool, allow_remote: bool, closing: Event) -> "Board":
-    from cavesson.record.background import REUSED, many_files, small_process
+    from cavesson.process_limits import REUSED, many_files, small_process
 
     small_process(REUSED)
     many_files()

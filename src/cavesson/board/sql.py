@@ -19,7 +19,7 @@ class SqlQuery(RunQuery):
 
 def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
     """Run one query under the limits of ``cavesson sql``."""
-    from cavesson.record.query import query as run_query  # imports DuckDB, which would slow down the start
+    from cavesson.record.read.query import query as run_query  # imports DuckDB, which would slow down the start
 
     answer = run_query(board.run(query.run).record, query.query, seconds=SECONDS, memory=MEMORY)
     return {

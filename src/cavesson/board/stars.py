@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from cavesson.errors import UserError
 from cavesson.record import Run
 from cavesson.record.files import write_text
-from cavesson.record.index_folder import local_folder
+from cavesson.record.read.index_folder import local_folder
 
 WAIT = 10
 """Seconds to wait for another board that changes the notes of the same run."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results
 from cavesson.command_line import continuation
-from cavesson.record.lock import is_free
 from cavesson.record.storage import check_new_record
-from cavesson.record.writable import check_writable
+from cavesson.record.write.lock import is_free
+from cavesson.record.write.writable import check_writable
 
 LARGEST_TARGET = 10.0
 LARGEST_COEF = 0.2

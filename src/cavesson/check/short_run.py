@@ -17,7 +17,7 @@ from cavesson.check.finding import Problem, Result, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.own import all_rules
+from cavesson.doctor.plugins import all_rules
 from cavesson.doctor.words import language
 from cavesson.memory import peak_resident
 from cavesson.record import open as open_run

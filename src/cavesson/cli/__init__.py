@@ -233,7 +233,7 @@ def _add_training(name: str, entry: Entry) -> None:
             launch(processes, lambda: continuation(settings.run))
             return
         from cavesson.processes import is_main
-        from cavesson.record.show import headline
+        from cavesson.record.read.show import headline
         from cavesson.train.run import Training
 
         result = Training(settings, resume=resume is not None, accept_changes=accept_changes).run(keep_metrics=False)
@@ -309,7 +309,7 @@ def show(
     allow_remote: AllowRemote = False,
 ) -> None:
     """Show a run: its steps, its best and worst responses, or one rollout token by token."""
-    from cavesson.record.show import show as show_run
+    from cavesson.record.read.show import show as show_run
 
     split: Split = "eval" if held_out else "train"
     show_run(run, console(), step=step, sample=sample, limit=limit, split=split, allow_remote=allow_remote)

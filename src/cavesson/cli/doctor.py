@@ -94,12 +94,12 @@ def _diagnose(
 ) -> None:
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
-    from cavesson.doctor.own import all_rules
+    from cavesson.doctor.plugins import all_rules
     from cavesson.doctor.words import language as language_named
+    from cavesson.process_limits import small_process
     from cavesson.record import open as open_run
-    from cavesson.record.background import small_process
     from cavesson.record.files import write_text
-    from cavesson.record.writable import check_file
+    from cavesson.record.write.writable import check_file
 
     if board is not None and html is None:
         raise UserError("--board adds links to the page of --html; add --html FILE")
@@ -137,7 +137,7 @@ def _fix(
     start: int | None,
     allow_remote: bool,
 ) -> NoReturn:
-    from cavesson.doctor.own import all_rules
+    from cavesson.doctor.plugins import all_rules
     from cavesson.doctor.words import language as language_named
     from cavesson.repair import verify
     from cavesson.repair.show import plain, show

@@ -12,7 +12,7 @@ from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
 if TYPE_CHECKING:
-    from cavesson.record.query import Answer
+    from cavesson.record.read.query import Answer
 
 record = typer.Typer()
 ALL = 2**53
@@ -26,8 +26,9 @@ AllowRemote = Annotated[
 @record.command()
 def compact(run: RunPlace, allow_remote: AllowRemote = False) -> None:
     """Merge the small files of a run into few large ones; nothing else about it changes."""
-    from cavesson.record import Lock, LockedError, compaction
+    from cavesson.record import Lock, LockedError
     from cavesson.record import open as open_run
+    from cavesson.record.maintain import compaction
 
     files = open_run(run, allow_remote).storage
     try:
@@ -56,9 +57,9 @@ def sql(
 ) -> None:
     """Query a run with SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
     from cavesson.record import open as open_run
-    from cavesson.record.answers import to_csv, to_json
-    from cavesson.record.query import query as run_query
-    from cavesson.record.show import show_answer
+    from cavesson.record.read.query import query as run_query
+    from cavesson.record.read.query_output import to_csv, to_json
+    from cavesson.record.read.show import show_answer
 
     if as_csv and as_json:
         raise UserError("give --csv or --json, not both")

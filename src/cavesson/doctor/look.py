@@ -11,12 +11,12 @@ import cavesson.record
 from cavesson.doctor import findings_file
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
-from cavesson.doctor.own import all_rules
+from cavesson.doctor.plugins import all_rules
 from cavesson.doctor.report.summary import in_trainer, open_failures, summary
 from cavesson.doctor.words import LANGUAGES, Language, language, number
 from cavesson.errors import UserError
-from cavesson.record.background import small_process, yield_cpu
-from cavesson.record.index_folder import fingerprint
+from cavesson.process_limits import small_process, yield_cpu
+from cavesson.record.read.index_folder import fingerprint
 from cavesson.record.run_folder import attempts
 
 PAUSE = 0.3

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.finding import Phrase
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS
-from cavesson.record.statistics import NEEDS
+from cavesson.record.write.statistics import NEEDS
 
 DOCS = "docs/integrations.md#what-records-which-column"
 OWN_LOOP = Phrase("your own loop")

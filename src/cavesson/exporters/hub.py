@@ -14,7 +14,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.importers.traits import traits_of
 from cavesson.notebook import SHOWN
 from cavesson.record import open as open_run
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 from cavesson.record.storage import storage
 
 _FAILED_UPLOADS = ("LFS batch API returned errors", "Error while uploading")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 from cavesson.record.segments import Kind
 
 AT_ONCE = 2_000

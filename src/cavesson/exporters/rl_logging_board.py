@@ -14,9 +14,9 @@ from cavesson.exporters.portions import portions, rollouts_by_step, schemas
 from cavesson.importers.fields import to_json
 from cavesson.importers.rl_logging_board import OF_EPISODES, ROW_KEYS, TOKEN_KEYS, TURN_KEYS
 from cavesson.record import open as open_run
-from cavesson.record.new_folder import new_folder
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 from cavesson.record.storage import Location
+from cavesson.record.write.new_folder import new_folder
 
 
 def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int:

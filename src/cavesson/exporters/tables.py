@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 from cavesson.exporters.portions import portions, rollouts_by_step, schemas
 from cavesson.importers.fields import to_json
 from cavesson.record import open as open_run
-from cavesson.record.new_folder import new_folder
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind
 from cavesson.record.storage import Location
+from cavesson.record.write.new_folder import new_folder
 from cavesson.text.spreadsheet import cell
 
 Format = Literal["csv", "jsonl", "parquet"]

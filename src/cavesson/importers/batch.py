@@ -10,7 +10,7 @@ from cavesson.importers.reading import File, Record, parse, parse_exactly, reada
 from cavesson.importers.rollout import Annotations, Broken, Format, ImportedRollout, Inexact, Origin, Tokenizer
 from cavesson.importers.tables import tables_of
 from cavesson.importers.texts import with_texts
-from cavesson.record.compaction import write_uncommitted
+from cavesson.record.maintain.compaction import write_uncommitted
 from cavesson.record.segments import Segment
 
 

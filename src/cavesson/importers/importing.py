@@ -24,10 +24,10 @@ from cavesson.importers.rollout import Broken, Format, Tokenizer
 from cavesson.importers.sources import Source, first_records
 from cavesson.importers.texts import completed
 from cavesson.record import begin_attempt, write_run, write_vocabulary
-from cavesson.record.compaction import commit
-from cavesson.record.lock import Lock
-from cavesson.record.new_folder import check_free, new_folder
-from cavesson.record.writable import check_writable
+from cavesson.record.maintain.compaction import commit
+from cavesson.record.write.lock import Lock
+from cavesson.record.write.new_folder import check_free, new_folder
+from cavesson.record.write.writable import check_writable
 from cavesson.text.counting import counted
 
 AT_ONCE = 16 << 20

@@ -22,9 +22,9 @@ from cavesson.importers.packing import Values, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.samples import samples_of
 from cavesson.importers.steps import NUMBER, found_step, step_by_pattern
-from cavesson.record.former import FORMER
+from cavesson.record.former_names import FORMER
 from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, Column
-from cavesson.record.statistics import STATISTICS, TURN_STATISTICS
+from cavesson.record.write.statistics import STATISTICS, TURN_STATISTICS
 
 _FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS, *TURN_STATISTICS}
 _IN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in _FILLED_IN}

@@ -16,8 +16,8 @@ import numpy as np
 from cavesson.errors import UserError
 from cavesson.importers.batch import PartsRead, RolloutBuffer
 from cavesson.importers.reading import File
+from cavesson.process_limits import without_pandas
 from cavesson.processors import usable_processors
-from cavesson.record.background import without_pandas
 from cavesson.record.segments import Segment
 
 MAX_PROCESSES = 4

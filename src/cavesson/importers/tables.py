@@ -10,8 +10,8 @@ import pyarrow as pa
 from cavesson.importers.packing import PackedNumbers, PackedTexts, Values
 from cavesson.importers.rollout import ImportedRollout
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS, Column, arrow_schema
-from cavesson.record.statistics import NEEDS, rollout_statistics, turn_statistics
 from cavesson.record.tables import NO_TURNS, Tables
+from cavesson.record.write.statistics import NEEDS, rollout_statistics, turn_statistics
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

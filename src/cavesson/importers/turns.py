@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from cavesson.importers.fields import content_text, is_messages, message_text, to_json
 from cavesson.importers.packing import Values, is_text, pack, pack_whole
-from cavesson.record.failures import error_in
+from cavesson.record.write.failures import error_in
 
 Turn = dict[str, Any]
 """Columns of ``TURN_COLUMNS`` that are known, without those that say where the turn belongs."""

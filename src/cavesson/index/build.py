@@ -19,8 +19,8 @@ from cavesson.index.rollups import add_rollups
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.text import TextBuilder
 from cavesson.record import Run
-from cavesson.record.changes import Changes
-from cavesson.record.index_folder import fingerprint
+from cavesson.record.read.changes import Changes
+from cavesson.record.read.index_folder import fingerprint
 from cavesson.record.segments import live_segments
 
 BATCH = 100_000

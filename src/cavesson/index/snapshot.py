@@ -12,7 +12,7 @@ from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
-from cavesson.record.changes import attempts_in
+from cavesson.record.read.changes import attempts_in
 from cavesson.record.splits import HELD_OUT, Split
 
 

@@ -23,8 +23,8 @@ from cavesson.importers.traits import OF_ESTIMATORS
 from cavesson.integrations.settings import ends_of, plain
 from cavesson.integrations.tensors import as_array
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
-from cavesson.record.padding import padded
 from cavesson.record.precision import Array
+from cavesson.record.write.padding import padded
 
 COLUMNS = {
     "action_log_probs": "logprob",

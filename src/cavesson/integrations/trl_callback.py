@@ -16,8 +16,8 @@ from transformers import TrainerCallback
 from cavesson.errors import UserError
 from cavesson.importers.fields import conversation, group_of
 from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
-from cavesson.record.given import turn_columns
 from cavesson.record.precision import Array
+from cavesson.record.write.inputs import turn_columns
 
 _TRUTHS = ("ground_truth", "answer", "solution")
 """Columns of a data set that hold the right answer, by custom."""

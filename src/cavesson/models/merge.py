@@ -16,8 +16,8 @@ from cavesson.models.load import DTYPES, load_tokenizer, model_folder, prepare, 
 from cavesson.models.parts import causal, with_saved_adapters
 from cavesson.models.settings import MergeSettings
 from cavesson.models.trained import adapter_base, load_trained
-from cavesson.record.new_folder import new_folder
-from cavesson.record.writable import check_new
+from cavesson.record.write.new_folder import new_folder
+from cavesson.record.write.writable import check_new
 
 # Merged and unmerged weights round differently. Logits of a 135-million-parameter model differed by up to 5e-6 of the
 # largest one in float32 and by 0.04 of it in bfloat16, which has 8 significant bits.

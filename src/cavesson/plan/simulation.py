@@ -24,7 +24,7 @@ from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
 from cavesson.sampling.decoder import Decoder, can_replace, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
-from cavesson.sampling.room import replaced_together, spare_columns
+from cavesson.sampling.memory_check import replaced_together, spare_columns
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch

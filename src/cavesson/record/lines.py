@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cavesson.record.former import current, names_in
+from cavesson.record.former_names import current, names_in
 from cavesson.record.keys import rows_of_tokens
 from cavesson.record.precision import Array
 from cavesson.record.segments import Kind, Segment

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cavesson.record.former import current
+from cavesson.record.former_names import current
 from cavesson.record.precision import Array
 from cavesson.record.rollups import rollups_of
 from cavesson.record.run_folder import Attempt, attempts

@@ -12,7 +12,7 @@ from typing import Any
 from cavesson.errors import UserError
 from cavesson.handlers import ending_with_parent, handling
 from cavesson.record import run_info
-from cavesson.record.reader import ELSEWHERE
+from cavesson.record.read.reader import ELSEWHERE
 from cavesson.record.run_folder import rewrite_run
 from cavesson.record.storage import reaching, storage
 from cavesson.repair.plan import Plan, with_settings

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
-from cavesson.doctor.own import all_rules
+from cavesson.doctor.plugins import all_rules
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.words import Language, language
 from cavesson.errors import UserError

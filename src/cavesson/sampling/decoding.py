@@ -21,7 +21,7 @@ from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
 from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache
 from cavesson.sampling.kept import ReadRow
-from cavesson.sampling.room import spare_columns
+from cavesson.sampling.memory_check import spare_columns
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""

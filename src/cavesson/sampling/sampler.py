@@ -16,9 +16,9 @@ from cavesson.randomness import token_uniforms
 from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
 from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.kept import ReadRow, unpadded
+from cavesson.sampling.memory_check import check_room, kept_bytes, replaced_together, spare_columns
 from cavesson.sampling.merged import Merging
 from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
-from cavesson.sampling.room import check_room, kept_bytes, replaced_together, spare_columns
 from cavesson.sampling.running import Running
 from cavesson.sampling.settings import DecodingSettings, MergesAdapters
 from cavesson.types import Batch

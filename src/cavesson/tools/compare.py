@@ -22,8 +22,8 @@ from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.ops.intervals import Interval, share_interval
 from cavesson.record.files import write_json
-from cavesson.record.new_folder import new_folder
-from cavesson.record.writable import check_new
+from cavesson.record.write.new_folder import new_folder
+from cavesson.record.write.writable import check_new
 from cavesson.rollout.episodes import CUT
 from cavesson.text.statistics import distinct
 from cavesson.text.visible import visible, visible_line

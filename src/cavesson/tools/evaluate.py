@@ -8,7 +8,7 @@ from cavesson.data.chat import Chat
 from cavesson.errors import print_error
 from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_text
-from cavesson.record.writable import check_new
+from cavesson.record.write.writable import check_new
 from cavesson.text.counting import counted
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
 from cavesson.tools.generate import load_policy, questions_of, responses, tell

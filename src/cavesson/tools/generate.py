@@ -14,10 +14,10 @@ from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
 from cavesson.processes import Processes
 from cavesson.record.files import replacing, write_table
-from cavesson.record.writable import check_new
+from cavesson.record.write.writable import check_new
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.environments import Instance
-from cavesson.sampling.room import check_embedded
+from cavesson.sampling.memory_check import check_embedded
 from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by

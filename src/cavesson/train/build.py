@@ -33,8 +33,8 @@ from cavesson.rewards.table import Reward, build_rewards, check_columns, rehears
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.environments import Factory
 from cavesson.rollout.loading import Given, fingerprints
+from cavesson.sampling.memory_check import check_embedded
 from cavesson.sampling.responses import Engine
-from cavesson.sampling.room import check_embedded
 from cavesson.sampling.vllm_server import saved_model
 from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.scratch import Scratch

@@ -13,7 +13,7 @@ from cavesson.data.view import has_conversations
 from cavesson.errors import UserError
 from cavesson.models.fingerprint import digest
 from cavesson.record import run_info
-from cavesson.record.reader import ELSEWHERE
+from cavesson.record.read.reader import ELSEWHERE
 from cavesson.registry import name_of
 from cavesson.train.build import Inputs
 from cavesson.train.loop import Trainer

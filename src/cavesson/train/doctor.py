@@ -10,7 +10,7 @@ from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
 from cavesson.errors import StoppedError, print_error
 from cavesson.record import open as open_run
-from cavesson.record.index_folder import index_folder
+from cavesson.record.read.index_folder import index_folder
 from cavesson.train.log import LOGGER
 from cavesson.train.loop import Callback, Trainer
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cavesson.errors import SignalledError, StoppedError, UserCodeError, UserError
 from cavesson.models.settings import ModelSettings
 from cavesson.models.sharding import whole
-from cavesson.record.recorder import Recorder
+from cavesson.record.write.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.kept import KeptBatches
 from cavesson.train.metrics import Clock

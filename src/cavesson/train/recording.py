@@ -13,10 +13,10 @@ from cavesson.errors import StoppedError, first_line
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
 from cavesson.record.files import replacing
-from cavesson.record.given import turn_columns
-from cavesson.record.reader import ELSEWHERE
-from cavesson.record.spare import add_spare
+from cavesson.record.read.reader import ELSEWHERE
 from cavesson.record.storage import reaching, storage
+from cavesson.record.write.fallback_folder import add_fallback
+from cavesson.record.write.inputs import turn_columns
 from cavesson.train.loop import Callback, Trainer
 from cavesson.types import Rollouts
 
@@ -33,7 +33,7 @@ def begin_record(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokeniz
     with reaching(place):
         if settings.record is not None:
             write_run(place, {name: value for name, value in run_info(settings.run).items() if name != ELSEWHERE})
-            add_spare(settings.run / UNRECORDED, place)
+            add_fallback(settings.run / UNRECORDED, place)
         if not storage(place).exists("vocabulary.parquet"):
             ids = list(range(len(tokenizer)))
             write_vocabulary(place, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))
@@ -49,7 +49,7 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
         lock: on the record; None on all processes but the main one.
     """
     place, is_main = settings.record_place, processes.is_main
-    spare = settings.run / UNRECORDED if settings.record is not None else None
+    fallback = settings.run / UNRECORDED if settings.record is not None else None
 
     def begun() -> int | None:
         with reaching(place):
@@ -57,7 +57,7 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
 
     def opened() -> Recorder:
         with reaching(place):
-            return Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
+            return Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, fallback=fallback)
 
     attempt = processes.of_main(processes.agreed(begun))
     return processes.agreed(opened)

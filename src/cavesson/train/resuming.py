@@ -14,9 +14,9 @@ from cavesson.command_line import ACCEPT, command_line, continuation, is_trained
 from cavesson.config import check, overlaid
 from cavesson.errors import UserError
 from cavesson.record import run_info
-from cavesson.record.lock import is_free
 from cavesson.record.run_folder import attempts, rewrite_run
 from cavesson.record.storage import reaching, storage
+from cavesson.record.write.lock import is_free
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
 from cavesson.text.masking import masked

@@ -29,10 +29,10 @@ from cavesson.notebook import curves_of, page
 from cavesson.ops.products import Choices, using
 from cavesson.processes import Processes
 from cavesson.record import Lock, write_run
-from cavesson.record.new_folder import check_free
 from cavesson.record.run_folder import remove_run
 from cavesson.record.storage import check_new_record, reaching
-from cavesson.record.writable import check_writable
+from cavesson.record.write.new_folder import check_free
+from cavesson.record.write.writable import check_writable
 from cavesson.registry import name_of
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.table import Reward

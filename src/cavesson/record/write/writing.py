@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cavesson.record.former import current
+from cavesson.record.former_names import current
 from cavesson.record.keys import rollout_keys
-from cavesson.record.merging import in_order
+from cavesson.record.maintain.merging import in_order
 from cavesson.record.precision import Array, rounded
 from cavesson.record.rollups import rollups_of
 from cavesson.record.schema import (
@@ -22,9 +22,9 @@ from cavesson.record.schema import (
     arrow_schema,
 )
 from cavesson.record.segments import file_name, is_compacted, segment_name, stem_of, write_parquet
-from cavesson.record.statistics import rollout_statistics, turn_statistics
 from cavesson.record.storage import Location, Storage, small_table, storage
 from cavesson.record.tables import NO_TURNS, Tables, together
+from cavesson.record.write.statistics import rollout_statistics, turn_statistics
 
 PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
 

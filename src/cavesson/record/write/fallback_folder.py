@@ -1,4 +1,4 @@
-"""Add to a record what is not in it: from the spare folder of a recorder, or from the journal of a killed one."""
+"""Add to a record what is not in it: from the fallback folder of a recorder, or from the journal of a killed one."""
 
 import re
 import shutil
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cavesson.record.compaction import write_rollouts
-from cavesson.record.journal import abandoned
 from cavesson.record.keys import rollout_keys
-from cavesson.record.lock import written_elsewhere
+from cavesson.record.maintain.compaction import write_rollouts
 from cavesson.record.precision import Array
 from cavesson.record.segments import Segment, listing
 from cavesson.record.storage import Folder, Location, Storage, small_table, storage
 from cavesson.record.tables import Tables
-from cavesson.record.writing import (
+from cavesson.record.write.journal import abandoned
+from cavesson.record.write.lock import written_elsewhere
+from cavesson.record.write.writing import (
     Metrics,
     Rollouts,
     Rows,
@@ -50,18 +50,18 @@ def recover(place: Location) -> None:
             _add_metrics(files, attempt, rank, metrics_by_step(call for call in calls if isinstance(call, Metrics)))
 
 
-def add_spare(spare: Path, place: Location) -> None:
-    """Add to a record what a recorder could only write to its spare folder, and remove the folder.
+def add_fallback(fallback: Path, place: Location) -> None:
+    """Add to a record what a recorder could only write to its fallback folder, and remove the folder.
 
     If that is interrupted, it can be repeated: nothing is added twice. The record may have been merged meanwhile; then
     it has either all metrics of a step or none of them.
     """
-    files, found = storage(place), listing(Folder(spare))
+    files, found = storage(place), listing(Folder(fallback))
     for segment in found.rows:
-        _add_rollouts(files, segment.attempt, segment.rank or 0, read_segment(Folder(spare), segment.stem))
+        _add_rollouts(files, segment.attempt, segment.rank or 0, read_segment(Folder(fallback), segment.stem))
     for segment in found.steps:
-        _add_metrics(files, segment.attempt, segment.rank or 0, _metrics(Folder(spare), segment))
-    shutil.rmtree(spare, ignore_errors=True)
+        _add_metrics(files, segment.attempt, segment.rank or 0, _metrics(Folder(fallback), segment))
+    shutil.rmtree(fallback, ignore_errors=True)
 
 
 def _add_rollouts(files: Storage, attempt: int, rank: int, tables: Tables) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.record.failures import error_in
-from cavesson.record.padding import padded
 from cavesson.record.precision import Array
 from cavesson.record.schema import ROW_COLUMNS, SOURCE_CODES, SOURCES, TOKEN_COLUMNS, TURN_COLUMNS
-from cavesson.record.statistics import STATISTICS, TURN_STATISTICS
+from cavesson.record.write.failures import error_in
+from cavesson.record.write.padding import padded
+from cavesson.record.write.statistics import STATISTICS, TURN_STATISTICS
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS, *TURN_STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}

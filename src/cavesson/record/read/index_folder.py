@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 
 
 def index_folder(run: Run) -> Path:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import duckdb
 import pyarrow as pa
 
-from cavesson.record.fetching import OF_ROLLOUT
-from cavesson.record.former import FORMER
+from cavesson.record.former_names import FORMER
 from cavesson.record.lines import has_turns, lines_of_rows, lines_of_steps
+from cavesson.record.read.fetching import OF_ROLLOUT
 from cavesson.record.schema import (
     PLACE_COLUMNS,
     ROW_COLUMNS,

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.record.precision import Array
-from cavesson.record.reader import Run
+from cavesson.record.read.reader import Run
 
 _PAD = re.compile(r"[<\[][^\w<>\[\]]*(\w+_)?pad(ding)?(_\w+)?[^\w<>\[\]]*[>\]]", re.IGNORECASE)
 """The name of a padding token, such as ``<PAD>``, ``[PAD]``, ``<|finetune_right_pad_id|>``, ``<｜▁pad▁｜>``."""

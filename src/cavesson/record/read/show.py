@@ -13,9 +13,9 @@ from rich.text import Text
 from cavesson.errors import UserError
 from cavesson.ops.intervals import change
 from cavesson.record.derived import DERIVED
-from cavesson.record.not_learned import padding_at_end
-from cavesson.record.reader import Run
-from cavesson.record.reader import open as open_run
+from cavesson.record.read.not_learned import padding_at_end
+from cavesson.record.read.reader import Run
+from cavesson.record.read.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
 from cavesson.record.splits import HELD_OUT, OTHER, Split, of_split, rollout_counts
 from cavesson.record.storage import Location

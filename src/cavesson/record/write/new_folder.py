@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cavesson.errors import UserError
-from cavesson.record.lock import OWN, Lock, is_free
-from cavesson.record.writable import check_writable
+from cavesson.record.write.lock import OWN, Lock, is_free
+from cavesson.record.write.writable import check_writable
 
 
 @contextmanager

@@ -16,19 +16,19 @@ from typing import Any, Self
 import numpy as np
 
 from cavesson.errors import NoRoomError, UserError, first_line, no_room
-from cavesson.record.compaction import WAITING
-from cavesson.record.given import GIVEN_ROWS, check_names, checked_tokens, checked_turns
-from cavesson.record.journal import Journal
-from cavesson.record.lock import Lock
-from cavesson.record.merger import Merger
+from cavesson.record.maintain.compaction import WAITING
+from cavesson.record.maintain.merger import Merger
 from cavesson.record.precision import Array
 from cavesson.record.run_folder import begin_attempt, write_run
 from cavesson.record.schema import STEP_COLUMNS
 from cavesson.record.segments import Kind, listing
-from cavesson.record.spare import recover
 from cavesson.record.storage import Folder, Location, reaching, storage
 from cavesson.record.tables import Tables
-from cavesson.record.writing import (
+from cavesson.record.write.fallback_folder import recover
+from cavesson.record.write.inputs import GIVEN_ROWS, check_names, checked_tokens, checked_turns
+from cavesson.record.write.journal import Journal
+from cavesson.record.write.lock import Lock
+from cavesson.record.write.writing import (
     Call,
     Metrics,
     Rollouts,
@@ -70,8 +70,8 @@ class Recorder:
         rank: Rank of this process; every rank but 0 needs ``attempt``.
         queue_size: Maximum number of calls waiting to be written.
         lock: The caller's lock on the run; None = rank 0 acquires one and holds it until ``close``.
-        spare: Local folder for what cannot be written to ``folder``: after the first failure, everything is written
-            there, and ``unreachable`` is set. ``add_spare`` adds it to the record. None = a failure is an error.
+        fallback: Local folder for what cannot be written to ``folder``: after the first failure, everything is written
+            there, and ``unreachable`` is set. ``add_fallback`` adds it to the record. None = a failure is an error.
         interval: Readers see a call at most this many seconds later, or when ``flush`` returns. 0 = every call is
             written as a segment at once, as always on storage whose files cannot grow.
 
@@ -80,7 +80,7 @@ class Recorder:
     """
 
     unreachable: BaseException | None = None
-    """why the record is written to ``spare``, or None if it is not"""
+    """why the record is written to ``fallback``, or None if it is not"""
     _error: BaseException | None = None
     _merge_has_failed = False
     _closed = False
@@ -97,7 +97,7 @@ class Recorder:
         rank: int = 0,
         queue_size: int = 4,
         lock: Lock | None = None,
-        spare: Path | None = None,
+        fallback: Path | None = None,
         interval: float = INTERVAL,
     ) -> None:
         if queue_size < 1:
@@ -110,7 +110,7 @@ class Recorder:
         self._lock = lock or self._own_lock
         if self._lock is not None:
             self._lock.keep_alive()
-        self._spare = spare
+        self._fallback = fallback
         recover(self._files)
         if not rank and not self._files.exists("run.json"):
             write_run(self._files, {"cavesson": version("cavesson")})
@@ -234,7 +234,7 @@ class Recorder:
             try:
                 found = listing(self._files)
             except Exception as error:
-                self._use_spare(error)
+                self._use_fallback(error)
                 return -1
         segments = found.rows if kind == "rows" else found.steps
         own = (self._rank, None)  # None: a merged segment of all ranks
@@ -317,14 +317,14 @@ class Recorder:
             self._check_place()
             write()
         except Exception as error:
-            self._use_spare(error)
+            self._use_fallback(error)
             write()
 
-    def _use_spare(self, error: Exception) -> None:
-        """Switch to the spare folder because of an error, or raise that error if there is no spare folder."""
-        if self._spare is None or isinstance(error, UserError):
+    def _use_fallback(self, error: Exception) -> None:
+        """Switch to the fallback folder because of an error, or raise that error if there is no fallback folder."""
+        if self._fallback is None or isinstance(error, UserError):
             raise error
-        self._files, self._lock, self._newest_file = Folder(self._spare), None, ""
+        self._files, self._lock, self._newest_file = Folder(self._fallback), None, ""
         self.unreachable = self.unreachable or error
 
     def _is_own_place(self) -> bool:
@@ -345,7 +345,7 @@ class Recorder:
 
     def _merge_failed(self, error: BaseException) -> None:
         """Leave the segments as they are if the storage may be unreachable; a later merge includes them."""
-        if self._spare is None or isinstance(error, UserError):
+        if self._fallback is None or isinstance(error, UserError):
             self._fail(error)
             return
         if not self._merge_has_failed:

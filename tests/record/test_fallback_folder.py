@@ -1,4 +1,4 @@
-"""What a recorder could not write to its place, and wrote to a spare folder, is added later."""
+"""What a recorder could not write to its place, and wrote to a fallback folder, is added later."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from compaction_helpers import answers
 from record_helpers import rollouts
 
 from cavesson.record import Recorder, begin_attempt
-from cavesson.record.compaction import compact
-from cavesson.record.spare import add_spare
+from cavesson.record.maintain.compaction import compact
 from cavesson.record.storage import Folder
+from cavesson.record.write.fallback_folder import add_fallback
 
 STEPS = 6
 
@@ -38,8 +38,8 @@ class Lost(Folder):
             raise ConnectionError("lost")
 
 
-def record(place: Any, spare: Path | None = None) -> BaseException | None:
-    with Recorder(place, attempt=0, spare=spare, interval=0) as recorder:
+def record(place: Any, fallback: Path | None = None) -> BaseException | None:
+    with Recorder(place, attempt=0, fallback=fallback, interval=0) as recorder:
         for step in range(STEPS):
             rows, tokens = rollouts(3, split=["train"] * 3)
             recorder.rollouts(step, rows, tokens)
@@ -64,16 +64,16 @@ def whole(tmp_path: Path) -> str:
 def test_the_rest_is_added_even_if_the_record_has_been_merged(
     tmp_path: Path, whole: str, kind: str, writes: int, after: bool, merges: int
 ) -> None:
-    folder, spare = tmp_path / "run", tmp_path / "spare"
+    folder, fallback = tmp_path / "run", tmp_path / "fallback"
     begin_attempt(folder, 0)
-    error = record(Lost(folder, f"record/{kind}-{3:08d}-0000-0000.parquet", writes, after), spare)
+    error = record(Lost(folder, f"record/{kind}-{3:08d}-0000-0000.parquet", writes, after), fallback)
     assert isinstance(error, ConnectionError) and answers(folder) != whole
     for _ in range(merges):
         compact(folder)
-    shutil.copytree(spare, tmp_path / "copy")
-    add_spare(spare, folder)
-    assert answers(folder) == whole and not spare.exists()
+    shutil.copytree(fallback, tmp_path / "copy")
+    add_fallback(fallback, folder)
+    assert answers(folder) == whole and not fallback.exists()
     # If it was interrupted just before it removed the folder, it is repeated.
-    add_spare(tmp_path / "copy", folder)
+    add_fallback(tmp_path / "copy", folder)
     compact(folder)
     assert answers(folder) == whole

@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from cavesson.record.former import current
-from cavesson.record.merging import in_order, merge_rollouts, merge_steps, write_large
+from cavesson.record.former_names import current
+from cavesson.record.maintain.merging import in_order, merge_rollouts, merge_steps, write_large
 from cavesson.record.run_folder import attempts
 from cavesson.record.segments import (
     MANIFESTS,

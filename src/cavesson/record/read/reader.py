@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN, page
 from cavesson.object_storage import checked_url
-from cavesson.record.changes import Changes, changes
-from cavesson.record.fetching import fetched, fetched_lines
 from cavesson.record.keys import sorted_rows
 from cavesson.record.lines import has_turns, lines_at, lines_of_rows, lines_of_steps
-from cavesson.record.nearby import runs_nearby
+from cavesson.record.read.changes import Changes, changes
+from cavesson.record.read.fetching import fetched, fetched_lines
+from cavesson.record.read.nearby import runs_nearby
 from cavesson.record.rollups import ROLLUP_SCHEMA, merged
 from cavesson.record.schema import (
     PLACE_COLUMNS,
@@ -43,10 +43,10 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
-from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
 from cavesson.record.tables import NO_TURNS, turn_counts
+from cavesson.record.write.fallback_folder import recover
 from cavesson.text.masking import masked
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class Run:
 
     def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
         """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary`` as of now."""
-        from cavesson.record.views import connect
+        from cavesson.record.read.views import connect
 
         return self.consistent(lambda found: connect(self.storage, found, query, self.computed).sql(query))
 

@@ -1,7 +1,7 @@
 """Run a read-only query over a record in a separate process with limits.
 
 DuckDB may open only the run's own files; it downloads nothing, and the query cannot change its configuration. A process
-that exceeds its time or memory limit is ended. `python -m cavesson.record.query` is that process.
+that exceeds its time or memory limit is ended. `python -m cavesson.record.read.query` is that process.
 """
 
 import glob
@@ -19,9 +19,9 @@ import pyarrow as pa
 from duckdb.sqltypes import DuckDBPyType
 
 from cavesson.errors import UserError, first_line
-from cavesson.record.reader import Run, open
+from cavesson.record.read.reader import Run, open
+from cavesson.record.read.views import connect, files_of
 from cavesson.record.segments import Kind, LiveSegments
-from cavesson.record.views import connect, files_of
 from cavesson.text.quoting import quoted
 
 START = 20.0
@@ -97,7 +97,7 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
 
 def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
     """Run the query process and return its exit code, output and error output; it has always ended on return."""
-    command, seconds = [sys.executable, "-m", "cavesson.record.query"], task["seconds"]
+    command, seconds = [sys.executable, "-m", "cavesson.record.read.query"], task["seconds"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
         _running.add(process)
         try:

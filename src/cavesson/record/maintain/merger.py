@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from threading import Condition, Thread
 
-from cavesson.record.compaction import compact
+from cavesson.record.maintain.compaction import compact
 from cavesson.record.storage import Storage
 
 

@@ -18,9 +18,9 @@ from typing import IO, Any, Self
 import numpy as np
 
 from cavesson.errors import UserError, first_line, print_error
-from cavesson.record.former import FORMER
+from cavesson.record.former_names import FORMER
 from cavesson.record.storage import Storage
-from cavesson.record.writing import Call, Metrics, Rollouts
+from cavesson.record.write.writing import Call, Metrics, Rollouts
 
 if sys.platform != "win32":
     import fcntl

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cavesson.record.former import current
+from cavesson.record.former_names import current
 from cavesson.record.keys import rows_of_tokens
 from cavesson.record.lines import has_turns
 from cavesson.record.precision import Array

@@ -8,7 +8,7 @@ from cavesson.errors import UserError
 from cavesson.text.quoting import quoted
 
 if TYPE_CHECKING:
-    from cavesson.record.query import Answer
+    from cavesson.record.read.query import Answer
 
 
 def to_csv(answer: "Answer") -> str:

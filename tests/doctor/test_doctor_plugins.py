@@ -11,7 +11,7 @@ from doctor_helpers import healthy
 import cavesson
 from cavesson.doctor import diagnose
 from cavesson.doctor.data import RunData
-from cavesson.doctor.own import all_rules, rules_in
+from cavesson.doctor.plugins import all_rules, rules_in
 from cavesson.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -130,7 +130,7 @@ def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tm
 )
 def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
     entry = EntryPoint("theirs", value, "cavesson.rules")
-    monkeypatch.setattr("cavesson.doctor.own.entry_points", lambda group: [entry])
+    monkeypatch.setattr("cavesson.doctor.plugins.entry_points", lambda group: [entry])
     with pytest.raises(UserError, match=said):
         all_rules()
 

@@ -1,0 +1,1 @@
+"""Keep a record fast: merge its small segments into large ones."""
