@@ -1,6 +1,5 @@
 """How a step is split into micro-batches, and how it is padded, changes nothing but rounding."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from train_helpers import LORA, STOP, build, farthest, finish, move, rollouts, w
 from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Gradient, Learner, StepInfo, update
+from cavesson.train.rollouts import Scoring
+from cavesson.train.update import Learner, StepInfo, update
 from cavesson.types import Batch
 
 # AdamW divides by the root of the squared gradient, which turns rounding of a gradient near zero into a full step; a
@@ -59,21 +58,15 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     trainer = build(folder).trainer
     move(trainer.policy, seed=1, size=0.02)
     parts = [[0, 1, 2, 3]] if keep_graph else [[0, 1], [2, 3]]
-    kept: list[Any] = []
-    keep = {"learned": 1, "use": lambda _rows, _micro, scores: kept.append(scores)} if keep_graph else {}
-    columns = score_rollouts(trainer.policy, batch, "k1", parts, **keep)
-    batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5]))
+    scoring = Scoring(trainer.policy, batch, "k1")
+    scores = [scoring.score(rows, keep_graph)[1] for rows in parts]
+    batch = batch.with_columns(**scoring.columns, shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5]))
     batch = trainer.algorithm.credit(batch, 0.1, ALONE)
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)
     learner = Learner(trainer.policy, optimizer, trainer.algorithm, Processes("cpu"))
-
-    def reused(rows: Sequence[int]) -> Gradient:
-        gradient = Gradient(learner, batch, rows)
-        gradient.add(rows, batch.part(rows), kept[0])
-        return gradient
-
-    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), (), reused if kept else None))
+    known = scores[0] if keep_graph else None
+    list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9), scores=known))
     return {name: 10 * average for name, average in optimizer.state().items() if name.startswith("exp_avg.")}
 
 

@@ -17,7 +17,7 @@ from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.update import Metrics, StepInfo, check_finite, gradient_of, measure, optimize
+from cavesson.train.update import Gradient, Metrics, StepInfo, check_finite, measure, optimize
 from cavesson.types import Batch
 
 
@@ -62,7 +62,9 @@ class ExampleTrainer(Trainer):
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
             mine = self.learner.processes.share(len(batch))
-            gradient = gradient_of(self.learner, batch, mine, settings.update)
+            gradient = Gradient(self.learner, batch, mine)
+            for loss in gradient.losses(settings.update):
+                self.learner.optimizer.backward(loss)
             seen = optimize(self.learner, gradient, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
         self.used += len(batch)

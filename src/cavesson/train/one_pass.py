@@ -1,10 +1,12 @@
 """A shortcut where a step makes a single update: it learns from the forward pass that scores the responses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from cavesson.train.metrics import Clock
 from cavesson.train.online import RolloutTrainer, Unfinished
+from cavesson.train.rollouts import Scoring
 from cavesson.train.update import Gradient, Metrics, StepInfo, update
 from cavesson.types import Rollouts, Scores
 
@@ -25,39 +27,39 @@ class OnePassTrainer(RolloutTrainer):
     def judged(self, rollouts: Rollouts, info: StepInfo, clock: Clock) -> Rollouts:
         """Score and credit rollouts, and keep what the update needs no other pass for."""
         passes = self.passes(rollouts, info)
+        parts = list(chain.from_iterable(passes)) or [[]]  # a process without rows has the same columns as the others
         # In the backward pass, weights would change before the rollouts are recorded.
         if not self.algorithm.credits_scores and not self.updates.in_backward:
             with clock("credit"):
                 rollouts = self.credited(rollouts)
             with clock("score"):
-                rows = [row for part in passes[0] for row in part]
-                self.gradient = Gradient(self.learner, rollouts.batch, rows)
-                learned = len(passes[0]) if self.gradient.weight else 0
-                return self.scored(rollouts, passes, learned, self.gradient.add)
-        kept: list[Scores] = []
+                scoring = Scoring(self.policy, rollouts.batch, self.kl_estimator)
+                gradient = self.gradient = Gradient(self.learner, rollouts.batch, list(chain.from_iterable(passes[0])))
+                learned = len(passes[0]) if gradient.weight else 0
+                for rows in parts[:learned]:
+                    self.learner.optimizer.backward(gradient.loss(rows, *scoring.score(rows, has_graph=True)))
+                for rows in parts[learned:]:
+                    scoring.score(rows)
+            return rollouts.with_columns(**scoring.columns)
+        has_graph = len(passes[0]) == 1
         with clock("score"):
-            once = int(len(passes[0]) == 1)
-            rollouts = self.scored(rollouts, passes, once, lambda _rows, _micro, scores: kept.append(scores))
+            scoring = Scoring(self.policy, rollouts.batch, self.kl_estimator)
+            scores = scoring.score(parts[0], has_graph)[1]
+            for rows in parts[1:]:
+                scoring.score(rows)
+            rollouts = rollouts.with_columns(**scoring.columns)
         with clock("credit"):
             credited = self.credited(rollouts)
         # The graph covers the rows that were chosen before; an algorithm may have chosen fewer of them.
         same = not self.learner.processes.sum_tensor((credited["chosen"] != rollouts["chosen"]).sum())
-        self.scores = kept[0] if kept and same else None
+        self.scores = scores if has_graph and same else None
         return credited
 
     def updated(self, now: Unfinished, info: StepInfo) -> Iterator[Metrics]:
-        """Update the weights with the gradient that scoring has made, or with its graph."""
-        batch, gradient, scores = now.rollouts.batch, self.gradient, self.scores
-        self.gradient = self.scores = None
+        """Update the weights with the gradient that scoring has made, or with its graph.
 
-        def ready(rows: Sequence[int]) -> Gradient:
-            if gradient is not None:
-                return gradient
-            made = Gradient(self.learner, batch, rows)
-            if made.weight:
-                made.add(rows, batch.part(rows).to(self.learner.device), scores)
-            return made
-
-        if gradient is None and scores is None:  # a resumed step, or one of several micro-batches
-            return super().updated(now, info)
-        return update(self.learner, batch, self.chosen(now.rollouts), self.updates, info, tuple(now.updates), ready)
+        A step that was resumed, or has several micro-batches, has neither.
+        """
+        known, self.gradient, self.scores = (self.gradient, self.scores), None, None
+        batch, chosen = now.rollouts.batch, self.chosen(now.rollouts)
+        return update(self.learner, batch, chosen, self.updates, info, tuple(now.updates), *known)

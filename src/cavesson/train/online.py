@@ -36,7 +36,7 @@ from cavesson.train.metrics import (
 )
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded
-from cavesson.train.rollouts import EVALUATION_STEP, Use, score_rollouts
+from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
 from cavesson.train.update import Chosen, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
 
@@ -121,7 +121,9 @@ class RolloutTrainer(Trainer):
     def judged(self, rollouts: Rollouts, info: StepInfo, clock: Clock) -> Rollouts:
         """Score rollouts by the models, and credit their tokens."""
         with clock("score"):
-            rollouts = self.scored(rollouts, self.passes(rollouts, info))
+            parts = list(chain.from_iterable(self.passes(rollouts, info)))
+            columns = score_rollouts(self.policy, rollouts.batch, self.kl_estimator, parts)
+            rollouts = rollouts.with_columns(**columns)
         with clock("credit"):
             return self.credited(rollouts)
 
@@ -188,14 +190,6 @@ class RolloutTrainer(Trainer):
 
     def _split(self, rollouts: Rollouts, rows: Sequence[int], usual: int = 0) -> list[list[int]]:
         return micro_batches(self.policy, self.learner.processes, rollouts.batch, rows, self.updates, usual)
-
-    def scored(
-        self, rollouts: Rollouts, passes: list[list[list[int]]], learned: int = 0, use: Use | None = None
-    ) -> Rollouts:
-        """Add what the models say of rollouts; the first `learned` micro-batches with their graph, see `Use`."""
-        parts = list(chain.from_iterable(passes))
-        columns = score_rollouts(self.policy, rollouts.batch, self.kl_estimator, parts, learned=learned, use=use)
-        return rollouts.with_columns(**columns)
 
     def credited(self, rollouts: Rollouts) -> Rollouts:
         """Add what the algorithm says that every token earned."""

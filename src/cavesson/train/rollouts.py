@@ -1,7 +1,7 @@
 """The first half of a step: sample responses, and score them with the rewards, the policy and the reference."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -136,45 +136,47 @@ class Collector:
         return [truths[i] for i in indices] if truths else []
 
 
-Use = Callable[[Sequence[int], Batch, Scores], None]
-"""Called with the rows of a micro-batch, the micro-batch with its new columns, and the policy's scores."""
+class Scoring:
+    """Scores rollouts by policy, critic and reference, one micro-batch at a time.
 
-
-def score_rollouts(
-    policy: Policy,
-    rollouts: Batch,
-    estimator: str | None,
-    parts: Sequence[Sequence[int]],
-    *,
-    learned: int = 0,
-    use: Use | None = None,
-) -> dict[str, Tensor]:
-    """Score rollouts by policy, critic and reference, and return the new columns.
-
-    They are `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a reference and
-    an estimator, `kl_penalty`. Each is `[B, T]`.
+    Attributes:
+        columns: what has been scored: `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`;
+            and with a reference and an estimator, `kl_penalty`. Each is `[B, T]`.
 
     Args:
         policy: with its reference.
         rollouts: of this process.
         estimator: of the KL penalty, or None for no penalty.
-        parts: all their rows, in micro-batches; empty ones only keep step with other processes.
-        learned: how many of the parts, from the first one on, are scored with their graph.
-        use: called with each of these, so that a step needs no other forward pass to learn from them.
     """
-    scored: dict[str, Tensor] = {}
-    for number, rows in enumerate(parts or [[]]):  # a process without rows has the same columns as the others
-        micro = rollouts.part(rows).to(policy.device)
-        with torch.set_grad_enabled(number < learned):
-            scores = policy(micro)
-        columns = dict(_score_columns(policy, micro, scores, estimator))
-        if use is not None and number < learned:
-            use(rows, micro.with_columns(**columns), scores)
+
+    def __init__(self, policy: Policy, rollouts: Batch, estimator: str | None) -> None:
+        self._policy, self._rollouts, self._estimator = policy, rollouts, estimator
+        self.columns: dict[str, Tensor] = {}
+
+    def score(self, rows: Sequence[int], has_graph: bool = False) -> tuple[Batch, Scores]:
+        """Score a micro-batch; return it with its new columns, and the policy's scores, with their graph if asked for.
+
+        A micro-batch without rows only keeps step with other processes.
+        """
+        micro = self._rollouts.part(rows).to(self._policy.device)
+        with torch.set_grad_enabled(has_graph):
+            scores = self._policy(micro)
+        columns = dict(_score_columns(self._policy, micro, scores, self._estimator))
         for name, column in columns.items():
-            place = scored.setdefault(name, torch.zeros_like(rollouts["learned"]))
+            place = self.columns.setdefault(name, torch.zeros_like(self._rollouts["learned"]))
             if len(rows):
                 place[rows, : column.shape[1]] = column.cpu()
-    return scored
+        return micro.with_columns(**columns), scores
+
+
+def score_rollouts(
+    policy: Policy, rollouts: Batch, estimator: str | None, parts: Sequence[Sequence[int]]
+) -> dict[str, Tensor]:
+    """Score rollouts in these micro-batches, and return the columns of `Scoring`."""
+    scoring = Scoring(policy, rollouts, estimator)
+    for rows in parts or [[]]:  # a process without rows has the same columns as the others
+        scoring.score(rows)
+    return scoring.columns
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:

@@ -60,10 +60,10 @@ class Learner:
 
 
 class Gradient:
-    """The gradient of a mini-batch, which grows with every micro-batch of it, and the metrics of its loss.
+    """The gradient of a mini-batch, which grows with the loss of every micro-batch of it, and the metrics of the loss.
 
-    All processes make it together, each for its own rows of the mini-batch in its own batch, and give it equally many
-    micro-batches.
+    All processes make it together, each for its own rows of the mini-batch in its own batch, and compute the losses of
+    equally many micro-batches, each of which goes to `Optimizer.backward`.
 
     Args:
         learner: its parameters get the gradient.
@@ -72,7 +72,7 @@ class Gradient:
     """
 
     def __init__(self, learner: Learner, batch: Batch, rows: Sequence[int]) -> None:
-        self._learner = learner
+        self._learner, self._batch, self._rows = learner, batch, rows
         learner.optimizer.zero_grad()
         # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the
         # gradient.
@@ -80,14 +80,26 @@ class Gradient:
         self._total, self.weight, responses = learner.processes.sum_tensor(totals).tolist()
         self._sums, self._loss = _Sums(self.weight, responses), 0.0
 
-    def add(self, rows: Sequence[int], micro: Batch, scores: Any) -> None:
-        """Add the gradient of a micro-batch with these rows; without any, its only row does not count."""
+    def loss(self, rows: Sequence[int], micro: Batch, scores: Any) -> Tensor:
+        """Return the loss of a micro-batch with these rows; without any, its only row does not count."""
         weights = self._learner.algorithm.weights(micro) * bool(rows)
         result = self._learner.algorithm.loss(scores, micro)
         loss = weighted_mean(result.loss, weights, self._total)
-        self._learner.optimizer.backward(loss)
         self._sums.add(result, weights)
         self._loss += float(loss.detach())
+        return loss
+
+    def losses(self, settings: OptimizeSettings, scores: Any = None) -> Iterator[Tensor]:
+        """Yield the loss of each micro-batch after its forward pass, or of the only one, which has these scores."""
+        learner = self._learner
+        if not self.weight:
+            return
+        if scores is not None:
+            yield self.loss(self._rows, self._batch.part(self._rows).to(learner.device), scores)
+            return
+        for part in micro_batches(learner.model, learner.processes, self._batch, self._rows, settings):
+            micro = self._batch.part(part).to(learner.device)
+            yield self.loss(part, micro, learner.model(micro))
 
     def metrics(self, step: int) -> Metrics:
         """Return the metrics over all processes.
@@ -102,16 +114,6 @@ class Gradient:
         return {**means, **combine(self._sums.maxima, max), "optim/weight": self.weight}
 
 
-def gradient_of(learner: Learner, batch: Batch, rows: Sequence[int], settings: OptimizeSettings) -> Gradient:
-    """Return the gradient of a mini-batch, with a forward and a backward pass for each micro-batch."""
-    gradient = Gradient(learner, batch, rows)
-    parts = micro_batches(learner.model, learner.processes, batch, rows, settings) if gradient.weight else ()
-    for part in parts:
-        micro = batch.part(part).to(learner.device)
-        gradient.add(part, micro, learner.model(micro))
-    return gradient
-
-
 def update(
     learner: Learner,
     batch: Batch,
@@ -119,7 +121,8 @@ def update(
     settings: UpdateSettings,
     info: StepInfo,
     done: Sequence[Metrics] = (),
-    gradient: Callable[[Sequence[int]], Gradient] | None = None,
+    gradient: Gradient | None = None,
+    scores: Any = None,
 ) -> Iterator[Metrics]:
     """Train on one step's rollouts, and yield the metrics of every mini-batch.
 
@@ -130,14 +133,17 @@ def update(
         settings: epochs, mini-batches and guards.
         info: seed, step and learning rate.
         done: metrics of the mini-batches that were done before the run was interrupted.
-        gradient: returns the gradient of a mini-batch with these rows; by default that of `gradient_of`.
+        gradient: of the only mini-batch, if it is known.
+        scores: of the only micro-batch, with their graph, if they are known.
     """
     epochs = (mini_batches(chosen, settings, info, epoch) for epoch in range(settings.epochs))
     stopped = bool(done and done[-1]["optim/stopped"])
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        found = gradient(rows) if gradient else gradient_of(learner, batch, rows, settings)
+        found = gradient or Gradient(learner, batch, rows)
+        for loss in found.losses(settings, scores) if gradient is None else ():
+            learner.optimizer.backward(loss)
         seen = optimize(learner, found, settings, info, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen
