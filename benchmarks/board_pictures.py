@@ -18,7 +18,7 @@ PICTURES = {
     "board-overview": ("overview", 1200, 780),
     "board-step": ("step?step=19", 1200, 560),
     "board-responses": ("responses?q=wonderful&sort=-reward&at=18.6", 1200, 620),
-    "board-patterns": ("patterns?kind=word&sort=lift", 1200, 760),
+    "board-patterns": ("patterns?kind=word&sort=reward_effect", 1200, 760),
     "board-compare": ("compare?sides=0%400-3,0%4016-19", 1340, 760),
 }
 """By name: the address, and the size of the window in pixels."""

@@ -130,7 +130,7 @@ def test_patterns_are_counted_in_one_split(records: Records, kind: str, split: s
         got = get(client, "runs/0/patterns", kind=kind, limit=1000, buckets=5, **parameters)
         assert got["total"] == len(got["patterns"]) > 5
         numbers = {
-            line["text"]: [*line["share"], line["first"], line["last"], line["rows"], line["lift"]]
+            line["text"]: [*line["share"], line["first"], line["last"], line["rows"], line["reward_effect"]]
             for line in got["patterns"]
         }
         return got["steps"], {text: pytest.approx(some, nan_ok=True, rel=1e-5) for text, some in numbers.items()}
@@ -140,7 +140,8 @@ def test_patterns_are_counted_in_one_split(records: Records, kind: str, split: s
     got = asked[split]
     assert got["steps"] == steps and {line["text"] for line in got["patterns"]} == set(wanted)
     for line in got["patterns"]:
-        assert [*line["share"], line["first"], line["last"], line["rows"], line["lift"]] == wanted[line["text"]]
+        found = [*line["share"], line["first"], line["last"], line["rows"], line["reward_effect"]]
+        assert found == wanted[line["text"]]
 
 
 @pytest.mark.parametrize("split", SPLITS)

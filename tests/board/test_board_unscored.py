@@ -77,7 +77,7 @@ def test_runs_are_compared_by_their_rewards_alone(tmp_path: Path, client: TestCl
     assert found["total"] == 0 and found["sides"][1] == {"n": 0, "unscored": 6, "mean": None}
 
 
-def test_patterns_are_shares_of_all_responses_and_lifts_of_those_with_a_reward(tmp_path: Path) -> None:
+def test_patterns_are_shares_of_all_responses_and_effects_of_those_with_a_reward(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run")
     attempt = begin_attempt(folder, 0)
     texts = ["lake road", "lake bird", "tree road", "tree bird", "lake road", "lake bird"]
@@ -89,16 +89,16 @@ def test_patterns_are_shares_of_all_responses_and_lifts_of_those_with_a_reward(t
     assert words["lake"]["share"] == [4 / 6, 4 / 6] and words["tree"]["share"] == [2 / 6, 2 / 6]
     assert words["lake"]["rows"] == 8 and words["road"]["rows"] == 6
     # Of the four with a reward: 2 and 0, 2 and 0.
-    assert words["lake"]["lift"] == pytest.approx(2) and words["bird"]["lift"] == pytest.approx(-2)
+    assert words["lake"]["reward_effect"] == pytest.approx(2) and words["bird"]["reward_effect"] == pytest.approx(-2)
     # What is left varies by 1 around the mean of its kind; the weight is 2 · 2 / 4.
     half = 1.959964
-    assert words["lake"]["lift_interval"] == pytest.approx([2 - half, 2 + half], rel=1e-4)
+    assert words["lake"]["reward_effect_interval"] == pytest.approx([2 - half, 2 + half], rel=1e-4)
 
 
-def test_patterns_of_a_run_without_rewards_have_no_lift(tmp_path: Path) -> None:
+def test_patterns_of_a_run_without_rewards_have_no_effect(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run")
     record(folder, [0], response=["lake road"] * 3 + ["tree road"] * 3, reward=NONE)
     found = get(client_of(board_of(folder)), "runs/0/patterns", kind="word")
-    assert {line["text"]: (line["share"], line["lift"]) for line in found["patterns"]} == {
+    assert {line["text"]: (line["share"], line["reward_effect"]) for line in found["patterns"]} == {
         "lake": ([0.5], None), "tree": ([0.5], None), "road": ([1], None),
     }  # fmt: skip

@@ -8,6 +8,8 @@ from index_helpers import new_run, record, rows_of, text_of, tokens_of
 import cavesson.record
 from cavesson.board import groups
 from cavesson.board.runs import Board
+from cavesson.doctor.data import RunData
+from cavesson.doctor.rules.pattern import Texts
 from cavesson.index.build import Builder
 from cavesson.record import Recorder, begin_attempt
 
@@ -219,7 +221,7 @@ def test_prompts_that_never_beat_the_reference(tmp_path):
     }
 
 
-def test_a_pattern_that_spreads_comes_first_with_its_lift(tmp_path):
+def test_a_pattern_that_spreads_comes_first_with_its_effect(tmp_path):
     folder = new_run(tmp_path / "run")
     attempt = begin_attempt(folder, 0)
     generator = np.random.default_rng(0)
@@ -239,10 +241,16 @@ def test_a_pattern_that_spreads_comes_first_with_its_lift(tmp_path):
     assert first["first"] == pytest.approx(0.03) and first["last"] == pytest.approx(0.48)
     assert first["share"] == pytest.approx([shares[step] for step in range(10)])
     assert first["rows"] == sum(3 + 5 * step for step in range(10))
-    assert first["lift"] == pytest.approx(2, abs=0.05)
-    assert first["lift_interval"][0] < 2 < first["lift_interval"][1]
+    assert first["reward_effect"] == pytest.approx(2, abs=0.05)
+    assert first["reward_effect_interval"][0] < 2 < first["reward_effect_interval"][1]
     assert get(client, "runs/0/patterns", kind="word", limit=1)["patterns"][0]["text"] == "###"
-    assert get(client, "runs/0/patterns", kind="all", sort="lift", limit=1)["patterns"][0]["text"] in ("#", "###")
+    by_effect = get(client, "runs/0/patterns", kind="all", sort="reward_effect", limit=1)["patterns"]
+    assert by_effect[0]["text"] in ("#", "###")
+    rule = Texts(RunData(cavesson.record.open(folder)).sample.rows)
+    (sign,) = (number for number in np.flatnonzero(rule.is_sign) if rule.text(number) == "#")
+    effect = rule.rewards.effect(rule.having(sign))
+    assert float(effect.value) == pytest.approx(first["reward_effect"], rel=1e-5), "the doctor's is the same number"
+    assert float(effect.in_sd) == pytest.approx(first["reward_effect_sd"], rel=1e-5)
 
 
 def test_patterns_by_page_and_by_text(client):

@@ -7,8 +7,8 @@ import pytest
 from doctor_helpers import healthy, reading
 
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.effects import clear_of, grows, share_of
 from cavesson.doctor.rules.kl import negative_kl
-from cavesson.doctor.worth import clear_of, grows, share_of
 
 
 @pytest.mark.parametrize(("steps", "named"), [(4, False), (5, True)])

@@ -1,4 +1,4 @@
-"""Rollouts as arrays, and what patterns in them are worth."""
+"""Rollouts as arrays, and the effects of patterns in them."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cavesson.doctor.effects import Effects, Rewards
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.worth import Rewards, Worth
 
 
 def made(group: list[int | None], **columns: Any) -> Rows:
@@ -42,23 +42,23 @@ def test_the_highest_values_leave_out_what_is_not_known() -> None:
     assert rows.highest(np.full(5, -np.inf)) == ()
 
 
-@pytest.mark.parametrize("worth", [0.5, -0.5])
-def test_a_pattern_in_responses_to_one_of_several_prompts_explains_nothing(worth: float) -> None:
+@pytest.mark.parametrize("effect", [0.5, -0.5])
+def test_a_pattern_in_responses_to_one_of_several_prompts_explains_nothing(effect: float) -> None:
     random, prompt = np.random.default_rng(0), np.arange(800) % 2
     has = (random.random(800) < 0.4) & (prompt == 0)
     step = np.repeat(np.arange(20), 40)
-    reward = worth * has + random.normal(0, 0.5, 800)
+    reward = effect * has + random.normal(0, 0.5, 800)
     rows = made(prompt.tolist(), step=step, sample=np.tile(np.arange(40), 20), reward=reward)
-    assert Worth(Rewards(rows), np.full(800, 10), step >= 16).explained(has, 3.0) == 0
+    assert Effects(Rewards(rows), np.full(800, 10), step >= 16).explained(has, 3.0) == 0
 
 
-@pytest.mark.parametrize(("worth", "prompts"), [(0.5, 1), (-0.5, 1), (0.5, 40), (-0.5, 40)])
-def test_only_a_pattern_with_a_higher_reward_explains_it(worth: float, prompts: int) -> None:
+@pytest.mark.parametrize(("effect", "prompts"), [(0.5, 1), (-0.5, 1), (0.5, 40), (-0.5, 40)])
+def test_only_a_pattern_with_a_higher_reward_explains_it(effect: float, prompts: int) -> None:
     random, count = np.random.default_rng(0), 800
     has = random.random(count) < 0.4
-    reward = worth * has + random.normal(0, 0.5, count)
+    reward = effect * has + random.normal(0, 0.5, count)
     step = np.repeat(np.arange(20), count // 20)
     columns = {"step": step, "sample": np.tile(np.arange(40), 20), "reward": reward}
     rows = made((np.arange(count) % prompts).tolist(), **columns)
-    explained = Worth(Rewards(rows), np.full(count, 10), step >= 16).explained(has, 3.0)
-    assert explained == 0 if worth < 0 else 0.1 < explained < 0.4
+    explained = Effects(Rewards(rows), np.full(count, 10), step >= 16).explained(has, 3.0)
+    assert explained == 0 if effect < 0 else 0.1 < explained < 0.4

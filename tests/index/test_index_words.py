@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cavesson.index.features import CHARACTER, NGRAM, WORD, features
+from cavesson.text.features import CHARACTER, NGRAM, WORD, features
 from cavesson.text.word_hashes import LONGEST, OVERLAP, hashes, pieces
 from cavesson.text.words import ALONE, LETTER, SIGN, SPACE, code_points, fold, kinds_of, words
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from cavesson.index.columns import Array
 from cavesson.index.rollups import Rollups
-from cavesson.index.sets import distinct
 from cavesson.record.rollups import edges
+from cavesson.sorted_arrays import distinct
 
 BIN = np.dtype([("count", "<u4"), ("key", "<u2"), ("bucket", "<u2")])
 SIGN = np.uint16(1 << 15)

@@ -14,9 +14,9 @@ from cavesson.board.rows import answers
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
-from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
+from cavesson.sorted_arrays import contains
 
 
 class Side(NamedTuple):

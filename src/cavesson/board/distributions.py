@@ -12,12 +12,12 @@ from cavesson.board.selection import Order, Selection, SplitQuery, column_of, or
 from cavesson.board.series import lines_of, rollups_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
-from cavesson.index.features import slices
 from cavesson.index.orders import places
-from cavesson.index.sets import distinct
 from cavesson.record.rollups import BIN
 from cavesson.record.rollups import edges as bin_edges
 from cavesson.record.splits import HELD_OUT
+from cavesson.sorted_arrays import distinct
+from cavesson.text.features import slices
 
 CENTRAL = 0.0005
 """Share of the values that may lie beyond either end of the edges: one outlier must not flatten the rest."""

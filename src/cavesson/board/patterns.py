@@ -11,12 +11,13 @@ from cavesson.board.buckets import Buckets, buckets
 from cavesson.board.runs import Board
 from cavesson.board.selection import Page, SplitQuery
 from cavesson.index.columns import Array
-from cavesson.index.features import KINDS
-from cavesson.index.patterns import Counts, read_counts
+from cavesson.index.patterns import read_counts
 from cavesson.index.search import Dictionary, dictionary
-from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import OTHER, Split
+from cavesson.sorted_arrays import distinct
+from cavesson.text.features import KINDS
+from cavesson.text.reward_effect import RewardEffect, effect_weight, reward_effect
 from cavesson.text.words import fold
 
 ENDS = 0.1
@@ -28,7 +29,7 @@ LETTER = r"^[^\P{L}\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]\p{M}*$"
 class PatternsQuery(SplitQuery, Page):
     kind: Literal["all", "word", "ngram", "character"] = "word"
     """Kind of pattern; of all kinds, letters are left out, and characters that are words."""
-    sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
+    sort: Literal["growth", "decline", "reward_effect", "frequency"] = "growth"
     """Sort order, descending."""
     buckets: int = Field(40, ge=2, le=200)
     """Maximum number of groups of steps."""
@@ -52,14 +53,12 @@ class Table(NamedTuple):
     """[K] share of the first responses that have it."""
     last: Array
     """[K] share of the last."""
-    lift: Array
-    """[K] mean reward with it − without it, within steps."""
-    half: Array
-    """[K] half the width of the interval that holds it with 95 %."""
+    effect: RewardEffect
+    """[K] on the reward, within steps."""
 
 
 def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
-    """Return the features by growth, lift or frequency, with the share of responses that have them over the run."""
+    """Return the features in the requested order, with the share of responses that have them over the run."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     pieces = snapshot.state.pieces
@@ -85,7 +84,8 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
 def _sorted(table: Table, sort: str) -> Array:
     """Return the indices into the table in the requested order, largest first."""
     growth = table.last - table.first
-    by = {"growth": growth, "decline": -growth, "lift": table.lift - table.half, "frequency": table.counts.sum(axis=1)}
+    low, frequency = table.effect.value - NORMAL_95 * table.effect.error, table.counts.sum(axis=1)
+    by = {"growth": growth, "decline": -growth, "reward_effect": low, "frequency": frequency}
     order = np.argsort(-by[sort], kind="stable")
     return np.asarray(order[np.isfinite(by[sort][order])])
 
@@ -117,7 +117,8 @@ def _wanted(known: Dictionary, feature: Array, query: PatternsQuery) -> Array:
 
 def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
     feature = int(table.feature[i])
-    first, last, lift, half = (float(values[i]) for values in (table.first, table.last, table.lift, table.half))
+    first, last = float(table.first[i]), float(table.last[i])
+    effect, error, in_sd = (float(values[i]) for values in table.effect)
     return {
         "text": known.texts[feature].as_py(),
         "kind": KINDS[known.kinds[feature]],
@@ -125,8 +126,9 @@ def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
         "first": first,
         "last": last,
         "growth": last - first,
-        "lift": lift,
-        "lift_interval": [lift - half, lift + half],
+        "reward_effect": effect,
+        "reward_effect_sd": in_sd,
+        "reward_effect_interval": [effect - NORMAL_95 * error, effect + NORMAL_95 * error],
         "rows": int(table.counts[i].sum()),
     }
 
@@ -150,26 +152,10 @@ def tabled(snapshot: Snapshot, split: Split, most: int) -> Table | None:
         for group, bucket in enumerate(where):
             count[place, bucket] += part.counts[:, group]
         reward[place] += part.reward.sum(axis=1)
-        weight[place] += _weight(part)
+        weight[place] += effect_weight(part.scored_counts, part.scored)
     squares = sum(part.squares.sum() for part in counts)
-    with np.errstate(all="ignore"):
-        lift = reward / weight
-        # The variance of the difference is the variance of a reward, divided by the weight.
-        scored = sum(part.scored.sum() for part in counts)
-        sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / scored)
-        half = NORMAL_95 * sigma / np.sqrt(weight)
-    return Table(grouping, responses, feature, count, *_ends(count, responses), lift, half)
-
-
-def _weight(part: Counts) -> Array:
-    """Return Σ n₁ n₀ / n over the groups, with n₁ responses with a feature and n₀ without, of those with a reward.
-
-    As the mean is subtracted from the rewards, those with the feature sum to S and those without it to −S. The
-    difference of the means is S / n₁ + S / n₀ = S · n / (n₁ n₀), and its variance that of a reward times n / (n₁ n₀).
-    """
-    without = part.scored - part.scored_counts
-    weight: Array = (part.scored_counts * without / np.maximum(part.scored, 1)).sum(axis=1)
-    return weight
+    effect = reward_effect(reward, weight, squares, sum(part.scored.sum() for part in counts))
+    return Table(grouping, responses, feature, count, *_ends(count, responses), effect)
 
 
 def _ends(counts: Array, responses: Array) -> tuple[Array, Array]:

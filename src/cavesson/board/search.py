@@ -14,8 +14,8 @@ from cavesson.board.selection import Order, Selection, both, first_of, selected
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.search import candidates, holding, is_exact
-from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
+from cavesson.sorted_arrays import distinct
 
 PATIENCE = 0.06
 """Seconds that a request waits for the background."""

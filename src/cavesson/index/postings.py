@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.index.columns import Array
-from cavesson.index.features import slices
 from cavesson.index.folder import BLOCK, Piece
 from cavesson.index.maps import mapped_table, read_ranges, write_table
-from cavesson.index.sets import distinct
+from cavesson.sorted_arrays import distinct
+from cavesson.text.features import slices
 
 BITMAP_BYTES = BLOCK // 8
 MANY = BLOCK // 16

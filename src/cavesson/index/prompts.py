@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from cavesson.index.columns import MISSING, Array, write_at
-from cavesson.index.sets import contains
+from cavesson.sorted_arrays import contains
 
 FILE = "prompts"
 

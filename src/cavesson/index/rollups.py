@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.index.columns import Array, write_at
-from cavesson.index.features import slices
 from cavesson.index.folder import State
 from cavesson.index.maps import mapped
-from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
+from cavesson.sorted_arrays import distinct
+from cavesson.text.features import slices
 
 Level = Literal["row", "token"]
 LINE = np.dtype(

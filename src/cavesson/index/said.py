@@ -13,7 +13,7 @@ from cavesson.index.search import candidates
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.turns import read_turns
 from cavesson.record import Run
-from cavesson.record.keys import are_first
+from cavesson.sorted_arrays import are_first
 
 SAID = {"arguments": "arguments", "result": "text", "error": "error"}
 """What a filter calls the texts of a call, and the column of the turns that has each."""

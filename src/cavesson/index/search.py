@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.index.columns import Array
-from cavesson.index.features import CHARACTER, LAST_CHARACTER, WORD
 from cavesson.index.folder import BLOCK, Piece
 from cavesson.index.postings import PieceReader
-from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
+from cavesson.sorted_arrays import contains
+from cavesson.text.features import CHARACTER, LAST_CHARACTER, WORD
 from cavesson.text.word_hashes import OVERLAP
 from cavesson.text.words import ALONE, SIGN, SPACE, code_points, fold, kinds_of, runs
 

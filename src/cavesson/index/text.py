@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.index.columns import Array
-from cavesson.index.features import Features, features
 from cavesson.index.folder import BLOCK, Piece, State
 from cavesson.index.patterns import write_counts
 from cavesson.index.postings import New, PieceReader, Postings, merged, write_piece
-from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import recorded
 from cavesson.index.turns import TEXTS, recorded_turns
 from cavesson.record import Run
+from cavesson.sorted_arrays import contains
+from cavesson.text.features import Features, features
 from cavesson.text.word_hashes import LONGEST
 
 MAX_PIECES = 8

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.record.precision import Array
+from cavesson.sorted_arrays import are_first
 
 ARRAY_BYTES = 2**31
 """An Arrow array of texts has fewer."""
@@ -14,11 +15,6 @@ ARRAY_BYTES = 2**31
 def rollout_keys(table: pa.Table) -> Array:
     """Return [N] int64 keys of ``step`` and ``sample``, which sort like (step, sample)."""
     return np.asarray((table["step"].to_numpy().astype(np.int64) << 32) + table["sample"].to_numpy())
-
-
-def are_first(values: Array) -> Array:
-    """Return [N] whether each value is the first of a run of equal values."""
-    return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def starts_of_runs(values: Array) -> Array:

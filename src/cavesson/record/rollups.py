@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.record.derived import DERIVED
-from cavesson.record.keys import are_first, rows_of_tokens, starts_of_runs
+from cavesson.record.keys import rows_of_tokens, starts_of_runs
 from cavesson.record.precision import Array
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
+from cavesson.sorted_arrays import are_first
 
 BIN = 8
 """Positions that are summed together."""

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cavesson.text.words import Array
+from cavesson.sorted_arrays import Array, are_first
 
 
 class NGrams:
@@ -61,7 +61,7 @@ class NGrams:
         else:
             order = np.argsort(numbers)
             numbers = numbers[order]
-        return order, np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
+        return order, are_first(numbers)
 
 
 def _combined(first: Array, second: Array) -> Array:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from cavesson.sorted_arrays import Array
 from cavesson.text.ngrams import NGrams
-from cavesson.text.words import Array, words
+from cavesson.text.words import words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

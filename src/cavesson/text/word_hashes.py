@@ -5,7 +5,8 @@ from functools import cache
 
 import numpy as np
 
-from cavesson.text.words import Array, Split, code_points, split
+from cavesson.sorted_arrays import Array
+from cavesson.text.words import Split, code_points, split
 
 LONGEST = 64
 """A longer word is cut into pieces of this length that overlap by half, so that no part of half of it is lost."""

@@ -8,11 +8,11 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from cavesson.sorted_arrays import Array
 
 SPACE, LETTER, SIGN, ALONE = range(4)
 # Kana, CJK ideographs with their extensions and compatibility forms.

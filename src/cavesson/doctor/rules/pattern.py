@@ -1,14 +1,13 @@
 """The rule on a pattern that spreads because the reward favours it, such as `#`, an emoticon or a phrase."""
 
 import re
-from collections import Counter
 from collections.abc import Set
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.effects import Effects, Rewards, clear_of, early_part, grows, late_parts, share_of
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import rounded
 from cavesson.doctor.recorded import CHANCE
@@ -16,69 +15,83 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
-from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
-from cavesson.text.words import is_sign, is_spaced
+from cavesson.text.features import CHARACTER, NGRAM, WORD, features
+from cavesson.text.reward_effect import RewardEffect
+from cavesson.text.words import SIGN, code_points, is_sign, is_spaced, kinds_of, words
 
 MIN_ROLLOUTS = 120
 FREQUENT = 0.2
 GROWTH = 3.0
 SEVERAL = 3
-"""Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
+"""Other frequent words with as large an effect as a pattern, so that it is one of many that the reward asks for."""
 SAME = 0.8
-"""Correlation from which words are parts of one phrase, and what they are worth is the worth of the phrase."""
+"""Correlation from which words are parts of one phrase, and their effects are the effect of the phrase."""
 
 
 class Pattern(NamedTuple):
-    """A word, a sign or a pair of them, and how it spreads."""
+    """A word, a sign, or two or three adjacent words, and how it spreads."""
 
+    feature: int
     text: str
     before: float
     """Share of the early responses (or of the reference's) that have it."""
     after: float
-    lift: float
-    """Mean reward with it − without it, within a prompt or step, in standard deviations of the reward."""
+    effect: RewardEffect
     explains: float
     """Share of the variance of the reward within a prompt or step that having it explains: over the run or in its late
     part, whichever is larger. A pattern that began late has no part in the variance before."""
 
 
-def pieces(words: list[str]) -> set[str]:
-    """Return the words of a text, the beginnings of its sequences of signs, their signs, and pairs of adjacent ones."""
-    words = [word[:3] if is_sign(word) else word for word in words]
-    # A sign is the same pattern alone and at the end of a sentence: "#" is a part of ".#" and "##".
-    signs = {sign for word in words if is_sign(word) for sign in word}
-    return {*words, *signs, *(f"{one} {two}" for one, two in pairwise(words))}
-
-
 class Texts:
-    """The responses of rollouts and their rewards."""
+    """The responses of rollouts, the patterns in them, which are numbered, and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
         self._words = rows.words("response")
-        self._found = [pieces(some) for some in self._words]
+        self._found, self._text = features([text or "" for text in rows.texts("response")])
+        self._edges = np.append(0, np.cumsum(self._found.counts))
+        signs = kinds_of(code_points(self._text))[self._found.start] == SIGN
+        self.is_sign = signs & (self._found.kind == CHARACTER)
+        """[K] whether a pattern is one sign. It is the same alone and in a sequence: "#" is a part of ".#" and "##"."""
+        is_one = self._found.stop - self._found.start == 1
+        self.is_word = (self._found.kind == WORD) & ~(signs & is_one) | self.is_sign
+        """[K] whether a pattern is one word or sign."""
+        self._is_pattern = self.is_word | (self._found.kind == NGRAM)
         self.early, self.rewards = early_part(rows), Rewards(rows)
 
-    def counts(self, part: Array) -> Counter[str]:
-        """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
-        return Counter(text for i in np.flatnonzero(part) for text in self._found[i])
+    def text(self, pattern: int) -> str:
+        """Return the text of a pattern, in lower case."""
+        return " ".join(self._text[self._found.start[pattern] : self._found.stop[pattern]].split())
 
-    def having(self, text: str) -> Array:
+    def counts(self, part: Array) -> Array:
+        """Return [K] the number of responses with each pattern among those for which ``part`` [n] is true."""
+        there = np.append(0, np.cumsum(part[self._found.documents]))
+        return np.asarray(np.diff(there[self._edges]) * self._is_pattern)
+
+    def having(self, pattern: int) -> Array:
         """Return [n] which responses have a pattern."""
-        return np.array([text in some for some in self._found])
+        has = np.zeros(len(self.early), np.bool_)
+        has[self._found.documents[self._edges[pattern] : self._edges[pattern + 1]]] = True
+        return has
 
-    def grows(self, text: str, late: Array, clear: float) -> bool:
+    def grows(self, pattern: int, late: Array, clear: float) -> bool:
         """Return whether a pattern is more frequent late than early, by so many standard errors."""
-        has, prompt = self.having(text), self.rewards.prompt
+        has, prompt = self.having(pattern), self.rewards.prompt
         before, now = (share_of(has[part], prompt[part]) for part in (self.early, late))
         return grows(before, now, clear)
 
     def length(self, without: Set[str] = frozenset()) -> Array:
-        """Return [n] the lengths in words, without these words and the runs that consist of these signs."""
+        """Return [n] the lengths in words, without these words and the sequences that consist of these signs."""
 
         def counts(word: str) -> bool:
-            return not without >= set(word[:3]) if is_sign(word) else word not in without
+            return not without >= set(word) if is_sign(word) else word not in without
 
         return np.array([sum(map(counts, words)) for words in self._words])
+
+
+def parts_of(pattern: str) -> set[str]:
+    """Return the words and signs of a pattern."""
+    (parts,) = words([pattern])
+    return {*parts, *(sign for part in parts if is_sign(part) for sign in part)}
 
 
 def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern]:
@@ -93,36 +106,36 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
     if early.sum() < MIN_ROLLOUTS / 4 or late.sum() < MIN_ROLLOUTS / 4:
         return []
     old, new = texts.counts(early), texts.counts(late)
-    n, m = int(early.sum()), int(late.sum())
-    frequent = [text for text, count in new.items() if count / m > FREQUENT]
-    often = [text for text in frequent if new[text] / m > GROWTH * old[text] / n]
-    grown = [text for text in often if texts.grows(text, late, clear_of(chance, len(new)))]
+    before, after, clear = old / early.sum(), new / late.sum(), clear_of(chance, int(np.count_nonzero(new)))
+    often = np.flatnonzero((after > FREQUENT) & (after > GROWTH * before)).tolist()
+    grown = {pattern: parts_of(texts.text(pattern)) for pattern in often if texts.grows(pattern, late, clear)}
     if not grown:
         return []
-    plain = Worth(rewards, texts.length(), late)
-    # The words of patterns lengthen a response themselves. What one is worth must hold with and without them.
-    without = Worth(rewards, texts.length({part for text in grown for part in text.split()}), late)
-    words = [text for text in frequent if " " not in text]
-    slopes = [(text, plain.over_run.slope(texts.having(text))) for text in words]
-    asked_for = [(text, slope.value) for text, slope in slopes if slope.deviate > clear_of(chance, len(words))]
+    plain = Effects(rewards, texts.length(), late)
+    # The words of patterns lengthen a response themselves. An effect must hold with and without them.
+    without = Effects(rewards, texts.length(set().union(*grown.values())), late)
+    single = np.flatnonzero((after > FREQUENT) & texts.is_word).tolist()
+    slopes = [(word, plain.over_run.slope(texts.having(word))) for word in single]
+    asked_for = [(word, slope.value) for word, slope in slopes if slope.deviate > clear_of(chance, len(single))]
     patterns = []
-    for text in grown:
-        has = texts.having(text)
-        worth = plain.over_run.slope(has).value
-        rivals = [other for other, value in asked_for if other not in text.split() and value >= worth]
-        equal = [other for other in rivals if plain.over_run.correlation(has, texts.having(other)) < SAME]
+    for pattern, parts in grown.items():
+        has = texts.having(pattern)
+        effect = plain.over_run.slope(has).value
+        rivals = [word for word, value in asked_for if value >= effect and texts.text(word) not in parts]
+        equal = [word for word in rivals if plain.over_run.correlation(has, texts.having(word)) < SAME]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
             explains = min(each.explained(has, clear_of(chance, len(grown))) for each in (plain, without))
-            patterns.append(Pattern(text, old[text] / n, new[text] / m, rewards.lift(has), explains))
+            shares = float(before[pattern]), float(after[pattern])
+            patterns.append(Pattern(pattern, texts.text(pattern), *shares, rewards.effect(has), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
 def expression(pattern: str) -> str:
-    """Return a regular expression that finds a pattern, as `pieces` names it, in a text."""
-    parts = pattern.split()
+    """Return a regular expression that finds a pattern in a text."""
+    (parts,) = words([pattern])
     plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
     # `\b` is also beside the combining marks of a word, and not beside an underscore.
-    begin, end = ("(?<![^\\W_])" if is_spaced(parts[0]) else "", "(?![^\\W_])" if is_spaced(parts[-1]) else "")
+    begin, end = (r"(?<![^\W_])" if is_spaced(parts[0]) else "", r"(?![^\W_])" if is_spaced(parts[-1]) else "")
     between = r"\s+" if all(map(is_spaced, parts)) else r"\s*"
     found = between.join(plain)
     return found if all(map(is_sign, parts)) else f"(?i){begin}{found}{end}"
@@ -149,8 +162,8 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
     training_only=True,
     title="A pattern that the reward favours spreads",
     cause="`{pattern}` occurs in {after} of the last responses and in {before} of the first. Responses with it get a "
-    "reward that is {lift} standard deviations higher, and the pattern explains {seen} of the variance: the policy "
-    "has found a weakness of the reward.",
+    "reward that is {effect} higher ({effect_sd} standard deviations), and the pattern explains {seen} of the "
+    "variance: the policy has found a weakness of the reward.",
     healthy="share of the reward's variance within a prompt that a spreading pattern explains: below {limit}",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples of them",
     settings={"cleaning.discard": _discarding, "cleaning.discard_reward": _below_all},
@@ -168,7 +181,7 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
     # A desired property has many words, each of which explains only some hundredths of the variance.
     texts, parts = Texts(rows), late_parts(rows)
     for late in parts:
-        found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.lift > 0]
+        found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.effect.value > 0]
         if found and found[0].explains >= limit:
             return _spread(rows, texts, _longest(texts, found), late)
         most = max(most, found[0].explains if found else 0.0)
@@ -177,18 +190,25 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
 
 def _longest(texts: Texts, found: list[Pattern]) -> Pattern:
     """Return the longest of the patterns that are in the same responses as the first one, such as words of a phrase."""
-    best, has = found[0], texts.having(found[0].text)
+    best, has = found[0], texts.having(found[0].feature)
+    if texts.is_sign[best.feature]:  # whatever stands beside it is chance
+        return best
     same = [one for one in found if one.explains > SAME * best.explains]
-    same = [one for one in same if np.corrcoef(has, texts.having(one.text))[0, 1] > SAME]
-    is_alone = " " not in best.text and is_sign(best.text)  # whatever stands beside it is chance
-    return best if is_alone else max(same, key=lambda one: len(one.text), default=best)
+    same = [one for one in same if np.corrcoef(has, texts.having(one.feature))[0, 1] > SAME]
+    return max(same, key=lambda one: len(one.text), default=best)
 
 
 def _spread(rows: Rows, texts: Texts, best: Pattern, late: Array) -> Reading:
-    has = texts.having(best.text)
+    has = texts.having(best.feature)
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
-    words: Words = {"pattern": best.text, "lift": best.lift, "before": Share(best.before), "after": Share(best.after)}
+    words: Words = {
+        "pattern": best.text,
+        "before": Share(best.before),
+        "after": Share(best.after),
+        "effect": float(best.effect.value),
+        "effect_sd": float(best.effect.in_sd),
+    }
     evidence = rows.highest(np.where(has & late, rows["reward"], -np.inf))
     curve = Curve(share, high=max(FREQUENT, GROWTH * best.before), name=Phrase("share of responses with the pattern"))
     return Reading(Share(best.explains), True, first, evidence, words, curve)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.effects import Effects, Rewards, clear_of, early_part, grows, late_parts, share_of
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.pattern import MIN_ROLLOUTS
 from cavesson.doctor.series import Array, since, smoothed
-from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
 from cavesson.text.words import is_sign
 
 
@@ -25,7 +25,7 @@ from cavesson.text.words import is_sign
     healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "
     "share of words that equal one of the two before: below {limit}, or below {factor} times its start; the share of "
     "responses with such a word does not grow to {factor} times its start where they get more reward and this explains "
-    "{worth} of its variance",
+    "{explained} of its variance",
     fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
     "loops",
     source="StackLLaMA; rlprobe",
@@ -33,14 +33,14 @@ from cavesson.text.words import is_sign
               "reward-falls"],
 )  # fmt: skip
 def repetition_loops(
-    data: RunData, *, limit: float = Share(0.3), factor: float = 2.0, worth: float = Share(0.05)
+    data: RunData, *, limit: float = Share(0.3), factor: float = 2.0, explained: float = Share(0.05)
 ) -> Reading | None:
     found = [
         reading
         for rows, values, what in _repetitions(data)
         if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
     ]
-    rewarded = _rewarded(data, factor, worth)
+    rewarded = _rewarded(data, factor, explained)
     return next((reading for reading in (*found, rewarded) if reading and reading.sick), found[0] if found else None)
 
 
@@ -79,8 +79,8 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     has, length = np.array([_returns(words) > 0 for words in texts]), np.array([len(words) for words in texts])
     early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
     before, now = (share_of(has[part], rewards.prompt[part]) for part in (early, late))
-    clear, worth = clear_of(data.chance, 1), Worth(rewards, length, late)
-    sick = now.value > factor * before.value and grows(before, now, clear) and worth.explained(has, clear) > least
+    clear, effects = clear_of(data.chance, 1), Effects(rewards, length, late)
+    sick = now.value > factor * before.value and grows(before, now, clear) and effects.explained(has, clear) > least
     points = rows.by_step(has.astype(float))
     high = factor * before.value
     first = since(points, smoothed(points).value > high, 4) if sick else None

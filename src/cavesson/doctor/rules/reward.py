@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.effects import clear_of
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
@@ -19,7 +20,6 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
-from cavesson.doctor.worth import clear_of
 
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
 VERDICTS, NEARLY_ALL = 8, 0.99

@@ -247,8 +247,9 @@ export interface Pattern {
   first: Maybe;
   last: Maybe;
   growth: Maybe;
-  lift: Maybe;
-  lift_interval: [number, number] | null;
+  reward_effect: Maybe;
+  reward_effect_sd: Maybe;
+  reward_effect_interval: [number, number] | null;
   rows: number;
 }
 

@@ -22,7 +22,7 @@ import { go, patchRoute, useRoute } from "../state/router";
 import { showing, splitOf } from "../state/selection";
 
 const KINDS = ["all", "word", "ngram", "character"] as const;
-const ORDERS = ["growth", "decline", "lift", "frequency"] as const;
+const ORDERS = ["growth", "decline", "reward_effect", "frequency"] as const;
 const PAGE = 30;
 /** So many patterns are drawn as curves. */
 const DRAWN = 6;
@@ -71,7 +71,12 @@ interface ChoiceProps {
 function Choice({ kind, order, heldOut }: ChoiceProps) {
   const t = useText();
   const kinds = { all: t("all"), word: t("words"), ngram: t("ngrams"), character: t("characters") };
-  const orders = { growth: t("growth"), decline: t("decline"), lift: t("lift"), frequency: t("frequency") };
+  const orders = {
+    growth: t("growth"),
+    decline: t("decline"),
+    reward_effect: t("rewardEffect"),
+    frequency: t("frequency"),
+  };
   return (
     <div class="bar">
       <Segments options={kinds} chosen={kind} onChoose={(key) => patchRoute({ kind: key, offset: undefined }, true)} />
@@ -91,8 +96,8 @@ function Choice({ kind, order, heldOut }: ChoiceProps) {
 
 function PatternTable({ patterns, onOpen }: { patterns: Pattern[]; onOpen: (pattern: Pattern) => void }) {
   const t = useText();
-  const lifts = patterns.flatMap(({ lift, lift_interval: interval }) => [lift ?? 0, ...(interval ?? [])]).map(Math.abs);
-  const most = Math.max(...lifts, 1e-9);
+  const ends = patterns.flatMap((one) => [one.reward_effect ?? 0, ...(one.reward_effect_interval ?? [])]);
+  const most = Math.max(...ends.map(Math.abs), 1e-9);
   return (
     <Card
       title={t("patterns")}
@@ -110,11 +115,14 @@ function PatternTable({ patterns, onOpen }: { patterns: Pattern[]; onOpen: (patt
             <th class="number wide" title={t("growthHint")}>
               {t("growth")}
             </th>
-            <th class="number" title={t("liftHint")}>
-              {t("lift")}
+            <th class="number" title={t("rewardEffectHint")}>
+              {t("rewardEffect")}
             </th>
-            <th class="wide" title={t("liftHint")}>
-              {t("liftInterval")}
+            <th class="number wide" title={t("rewardEffectSdHint")}>
+              {t("inStandardDeviations")}
+            </th>
+            <th class="wide" title={t("rewardEffectHint")}>
+              {t("interval95")}
             </th>
             <th class="number wide">{t("rollouts")}</th>
           </tr>
@@ -137,7 +145,7 @@ interface OneProps {
 
 function OnePattern({ pattern, most, onOpen }: OneProps) {
   const t = useText();
-  const { text, share, first, last, growth, lift } = pattern;
+  const { text, share, first, last, growth, reward_effect: effect, reward_effect_interval: interval } = pattern;
   const high = Math.max(0.02, ...share.filter((one) => one !== null));
   const keyed = (event: KeyboardEvent): void => void (event.key === "Enter" && onOpen(pattern));
   return (
@@ -154,9 +162,10 @@ function OnePattern({ pattern, most, onOpen }: OneProps) {
         {percent(first)} → <b>{percent(last)}</b>
       </td>
       <td class={`number wide ${(growth ?? 0) >= 0.1 ? "warning" : ""}`}>{points(growth)}</td>
-      <td class="number">{signed(lift)}</td>
+      <td class="number">{signed(effect)}</td>
+      <td class="number wide">{signed(pattern.reward_effect_sd)}</td>
       <td class="wide">
-        <Whisker value={lift} interval={pattern.lift_interval} most={most} label={t("lift")} />
+        <Whisker value={effect} interval={interval} most={most} label={t("rewardEffect")} />
       </td>
       <td class="number wide">{whole(pattern.rows)}</td>
     </tr>
@@ -164,9 +173,11 @@ function OnePattern({ pattern, most, onOpen }: OneProps) {
 }
 
 function table(patterns: Pattern[]): unknown[][] {
-  const head = ["pattern", "kind", "first", "last", "growth", "lift", "lift_low", "lift_high", "rollouts"];
-  const rows = patterns.map(({ text, kind, first, last, growth, lift, lift_interval: interval, rows }) => [
-    ...[text, kind, first, last, growth, lift, interval?.[0], interval?.[1], rows],
+  const effects = ["reward_effect", "reward_effect_sd", "reward_effect_low", "reward_effect_high"];
+  const head = ["pattern", "kind", "first", "last", "growth", ...effects, "rollouts"];
+  const rows = patterns.map((one) => [
+    ...[one.text, one.kind, one.first, one.last, one.growth, one.reward_effect, one.reward_effect_sd],
+    ...[one.reward_effect_interval?.[0], one.reward_effect_interval?.[1], one.rows],
   ]);
   return [head, ...rows];
 }

@@ -1,9 +1,15 @@
 """Sets as sorted arrays: sorting is fast for any numbers; ``numpy.unique`` and ``isin`` may hash, which is slower."""
 
+from typing import Any
+
 import numpy as np
 
-from cavesson.record.keys import are_first
-from cavesson.record.precision import Array
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def are_first(values: Array) -> Array:
+    """Return [N] whether each value is the first of a run of equal values."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
 
 
 def distinct(values: Array) -> Array:

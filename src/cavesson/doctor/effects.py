@@ -1,4 +1,4 @@
-"""What a property of some responses, such as a word, is worth: how much more reward they get."""
+"""The effect that a property of some responses, such as a word, has on the reward, and what it explains of it."""
 
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -10,6 +10,7 @@ from cavesson.doctor.groups import beside, mean_of
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.doctor.windows import lengths
+from cavesson.text.reward_effect import RewardEffect, effect_weight, reward_effect
 
 RECUR = 4
 """Responses to a prompt from which their mean is known."""
@@ -20,9 +21,9 @@ ROUNDS = 8
 SPREADING = (0.25, 0.75)
 """Shares of the responses between which a pattern is spreading."""
 AS_MUCH = 0.75
-"""Ratio from which what a pattern is worth over the run is about what it is worth while it spreads."""
+"""Ratio from which the effect of a pattern over the run is about its effect while it spreads."""
 LATER = 3.0
-"""Standard errors by which a pattern must be worth more late than before."""
+"""Standard errors by which the effect of a pattern must be larger late than before."""
 
 
 class Estimate(NamedTuple):
@@ -95,12 +96,12 @@ class Rewards:
         """Return the variance among responses that are compared, of which only those in ``part`` [n] count."""
         return max(float(np.nanvar(self._compared[part])), 1e-9)
 
-    def lift(self, has: Array) -> float:
-        """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
-        if has.all():
-            return 0.0
-        difference = float(np.nanmean(self._compared[has]) - np.nanmean(self._compared[~has]))
-        return difference / float(np.sqrt(self.variance))
+    def effect(self, has: Array) -> RewardEffect:
+        """Return the effect of a pattern, [n], among responses of the same step: the number that the board shows."""
+        has, step, reward = has[self.known], self.step[self.known], self.reward[self.known]
+        reward = reward - mean_of(step, reward)
+        weight = effect_weight(np.bincount(step, has), np.bincount(step))
+        return reward_effect(reward[has].sum(), weight, float(reward @ reward), len(reward))
 
 
 class Part:
@@ -151,8 +152,8 @@ class Part:
         return has[self._inside].astype(float)
 
 
-class Worth:
-    """What patterns are worth: over the run, late in it, before that, and while they spread.
+class Effects:
+    """What the effects of patterns explain: over the run, late in it, before that, and while they spread.
 
     Arguments as for ``Part``.
     """
@@ -170,7 +171,7 @@ class Worth:
 
         Args:
             has: [n] whether responses have the pattern.
-            clear: Standard errors that its worth must exceed.
+            clear: Standard errors that its effect must exceed.
         """
         total, late = self.over_run.slope(has), self._late.slope(has)
         variance, shares = self._rewards.variance, [0.0, self._while_spreading(has, total, clear)]
@@ -183,9 +184,9 @@ class Worth:
     def _while_spreading(self, has: Array, total: Slope, clear: float) -> float:
         """Return the share that a pattern explains in the steps in which some responses have it and some do not.
 
-        It counts by the less of what the pattern is worth there and over the run. A word of what the reward asks for
-        spreads with many others: among responses of the same steps, it is worth less. One that separates responses once
-        other differences have gone is worth more there, and does not count.
+        It counts by the smaller of its effects there and over the run. A word of what the reward asks for spreads with
+        many others: among responses of the same steps, its effect is smaller. One that separates responses once other
+        differences have gone has a larger effect there, and does not count.
         """
         step, (low, high) = self._rewards.step, SPREADING
         share = np.bincount(step, has) / np.bincount(step)
@@ -200,10 +201,10 @@ class Worth:
 
     @staticmethod
     def _lasting(late: Slope, before: Slope) -> float:
-        """Return what a pattern is worth late, or before, if it was clearly worth less then.
+        """Return the effect of a pattern late, or before, if it was clearly smaller then.
 
-        What the reward favours is worth as much early as late. A word of what the reward asks for is worth more late,
-        when other differences have gone.
+        What the reward favours has the same effect early as late. The effect of a word of what the reward asks for is
+        larger late, when other differences have gone.
         """
         grew = late.value - before.value > LATER * np.hypot(late.error, before.error)
         return max(0.0, before.value) if grew else late.value

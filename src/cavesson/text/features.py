@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.index.columns import Array
-from cavesson.index.sets import contains
-from cavesson.record.keys import are_first
+from cavesson.sorted_arrays import Array, are_first, contains
 from cavesson.text.word_hashes import hashes, mixed, pieces
 from cavesson.text.words import SIGN, SPACE, Split, code_points, kinds_of
 
