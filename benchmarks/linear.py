@@ -1,4 +1,4 @@
-"""The matrix products of `cavesson.ops.products` at the shapes of SmolLM2-135M, and which one is chosen.
+"""The matrix products of `cavesson.ops.matmul` at the shapes of SmolLM2-135M, and which one is chosen.
 
 The last line is JSON: how many times as long as the other product PyTorch's takes, by dtype and shape.
 
@@ -15,7 +15,7 @@ import torch
 import work
 from torch import Tensor
 
-from cavesson.ops.products import PRODUCTS, Layout, Product, current, times
+from cavesson.ops.matmul import PRODUCTS, Layout, Product, current, times
 
 ROUNDS = 5
 LOOKUPS = 10_000

@@ -4,7 +4,7 @@ import torch
 
 from cavesson.check.finding import Fine, Problem, Results
 from cavesson.models.load import DTYPES
-from cavesson.ops.products import times
+from cavesson.ops.matmul import times
 
 _ROWS, _WIDTH = 64, 1024
 """Of the matrix products that are compared: a few tokens, as while sampling, by the weights of a small layer."""

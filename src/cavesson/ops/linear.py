@@ -1,4 +1,4 @@
-"""Matrix products on CPU by whichever way is fastest: see `products`.
+"""Matrix products on CPU by whichever way is fastest: see `matmul`.
 
 On other devices, and for other dtypes than float32 and bfloat16, PyTorch's operator is used.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from cavesson.ops.products import PRODUCTS, Layout, current
+from cavesson.ops.matmul import PRODUCTS, Layout, current
 
 _precision = RLock()
 """Held while products depend on the precision of float32 products on GPUs, which PyTorch has once for all threads."""

@@ -17,7 +17,7 @@ from cavesson.record.run_folder import rewrite_run
 from cavesson.record.storage import reaching, storage
 from cavesson.repair.plan import Plan, with_settings
 from cavesson.train.checkpoint import between_steps, place_of
-from cavesson.train.products import product_files
+from cavesson.train.matmul import product_files
 from cavesson.train.resuming import without_end
 
 

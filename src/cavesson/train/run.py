@@ -26,7 +26,7 @@ from cavesson.errors import (
 )
 from cavesson.integrations.trackers import Trackers
 from cavesson.notebook import curves_of, page
-from cavesson.ops.products import Choices, using
+from cavesson.ops.matmul import Choices, using
 from cavesson.processes import Processes
 from cavesson.record import Lock, write_run
 from cavesson.record.run_folder import remove_run
@@ -46,9 +46,9 @@ from cavesson.train.description import began, check_same_data, check_same_model,
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
+from cavesson.train.matmul import choices_of, keep_choices, notes_on_products
 from cavesson.train.memory import enough_memory, keep_freed_memory, less_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Described, Reachable, begin_record, lost_record, recorder_of
 from cavesson.train.resuming import changes, end_of_fork, notes_on, own_batches, record_changes, settings_of

@@ -17,7 +17,7 @@ from torch.nn import functional
 from cavesson.ops.head import Head
 from cavesson.ops.linear import input_gradient, linear, weight_gradient
 from cavesson.ops.logprobs import token_logprobs
-from cavesson.ops.products import HAS_ONEDNN, PRODUCTS, Choices, Layout, agree, fastest, machine_folder, using
+from cavesson.ops.matmul import HAS_ONEDNN, PRODUCTS, Choices, Layout, agree, fastest, machine_folder, using
 from cavesson.plan.operations import Operations
 
 T = TypeVar("T")

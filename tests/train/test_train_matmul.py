@@ -12,8 +12,8 @@ from train_helpers import PROMPTS, everything, farthest, quiet, settings, tiny_f
 
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.ops.products import HAS_ONEDNN
-from cavesson.train.products import choices_of
+from cavesson.ops.matmul import HAS_ONEDNN
+from cavesson.train.matmul import choices_of
 from cavesson.train.run import Result, Training
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cavesson.errors import UserError
-from cavesson.ops.products import Choices
+from cavesson.ops.matmul import Choices
 from cavesson.record.files import write_json
 
 
