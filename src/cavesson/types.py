@@ -25,6 +25,8 @@ class Batch:
     """
 
     columns: Mapping[str, Tensor]
+    host: "Batch | None" = None
+    """the rows as they were before they were moved to a device"""
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -39,7 +41,7 @@ class Batch:
         return len(next(iter(self.columns.values())))
 
     def with_columns(self, **new: Tensor) -> "Batch":
-        return Batch({**self.columns, **new})
+        return Batch({**self.columns, **new}, self.host)
 
     def take(self, rows: Tensor) -> "Batch":
         """Return the rows at these indices, in this order, with the padding trimmed to the longest of them."""
@@ -57,7 +59,12 @@ class Batch:
         return Batch(rows)._trimmed()
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch({name: column.to(device) for name, column in self.columns.items()})
+        return Batch({name: moved(column, device) for name, column in self.columns.items()}, self.on_host)
+
+    @property
+    def on_host(self) -> "Batch":
+        """The rows where their lengths can be read without waiting for a device to finish what it computes."""
+        return self if self.host is None else self.host
 
     def _trimmed(self) -> "Batch":
         if not any(name == "attended" or name.endswith("length") for name in self.columns):
@@ -75,6 +82,18 @@ class Batch:
         # Two columns of a response: with one, a policy that shares prompts makes one pass instead of two, and processes
         # between which weights are sharded must make the same passes.
         return column[:, : max(2, int(lengths.max()))]
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device. A GPU copies it when it gets there, and nobody waits for that."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def places_of(mask: Tensor, device: torch.device) -> Tensor:
+    """Return the flat indices `[N]`, on a device, at which a mask on the host is set."""
+    return moved(mask.flatten().nonzero().squeeze(1), device)
 
 
 class Turn(NamedTuple):

@@ -15,10 +15,11 @@ from models_helpers import batch, gradients, scramble
 from small_models import small_model
 from test_models_architectures import documented
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from cavesson.models.compiled import cache_folder, compiler
 from cavesson.models.layers import Recomputation, as_in_run, forwards, recompute_layers
-from cavesson.models.packed import one_by_one, pack_rows, unpack_rows
+from cavesson.models.packed import one_by_one, pack_rows
 from cavesson.models.passes import Ways, use
 from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import LoraSettings, ModelSettings
@@ -118,14 +119,13 @@ def test_the_slow_attention_has_the_gradient_of_its_definition() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: one_by_one(q, k, v, bounds, 0.3), (q, k, v))
 
 
-def test_rows_are_packed_in_their_order_and_come_back_to_their_places() -> None:
+def test_rows_are_packed_in_their_order() -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 0]])
     ids = torch.arange(15).view(3, 5)
     packed = pack_rows(ids, mask)
     assert packed.ids.tolist() == [[2, 3, 4, 5, 6, 11, 12, 13]]
     assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert (packed.bounds.tolist(), packed.longest) == ([0, 3, 5, 8], 3)
-    assert torch.equal(unpack_rows(packed.ids[:, :, None].float(), mask)[:, :, 0], (ids * mask).float())
 
 
 def counted(compile: Callable[..., Any]) -> tuple[list[int], Ways]:
@@ -188,6 +188,36 @@ def test_a_model_that_cannot_be_compiled_is_computed_plainly(capsys: pytest.Capt
 
     plain, other, said = policies("qwen2", Ways(packed=False, compile=compiler(broken)))  # type: ignore[arg-type]
     assert len(said) == 1 and said[0].startswith("the layers are not compiled, because ") and "\n" not in said[0]
+    assert all(forward.compiled is None for forward in forwards(other.model))
+    same(plain, other)
+
+
+def is_single(inputs: Any) -> bool:
+    """Whether these are the inputs of code for batches of one row."""
+    return any(isinstance(x, Tensor) and x.ndim == 3 and x.shape[0] == 1 for x in inputs)
+
+
+@pytest.mark.parametrize("which", [lambda _: True, is_single], ids=["any batch", "a single row"])
+@pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
+def test_a_backward_pass_that_cannot_be_compiled_is_found_before_the_first_step(
+    recomputes: bool, which: Callable[[Any], bool]
+) -> None:
+    """Its code is made when the first backward pass begins, where no plain layer could take over."""
+
+    def backward(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if which(inputs):
+            raise RuntimeError("no kernel for this")
+        return graph.forward
+
+    plain, other = (Policy(small_model("qwen2"), value="trunk", reference=small_model("qwen2")) for _ in range(2))
+    scramble(plain)
+    other.load_state_dict(plain.state_dict())
+    other.frozen_reference.load_state_dict(plain.frozen_reference.state_dict())
+    recompute_layers(other.model, recomputes)
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=backward)
+    said = list(use(other, Ways(packed=False, compile=traced(backend))))
+    (line,) = [line for line in said if line.startswith("the layers are not compiled, because ")]
+    assert "no kernel for this" in line and "\n" not in line
     assert all(forward.compiled is None for forward in forwards(other.model))
     same(plain, other)
 

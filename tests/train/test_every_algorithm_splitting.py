@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from train_helpers import OFFLINE, ONLINE, farthest, quiet, timeless, tiny_run, weights
 from transformers import PreTrainedModel
 
-from cavesson.models.passes import Ways
+from cavesson.models.passes import Ways, use
 from cavesson.models.tiny import tiny_model
 from cavesson.train.run import Result
-from cavesson.train.ways import forced
 
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3, "optimizer__warmup_steps": 0}
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora__rank": 4}}
@@ -91,8 +90,9 @@ def test_packed_passes_change_nothing(tmp_path: Path, name: str, model: str) -> 
     if name == "dpo":
         changes["reference__path"] = saved(tiny_model(seed=5), tmp_path / "reference")
     plain = run(name, tmp_path / "plain", **changes)
-    with forced(Ways(packed=True, compile=None)):
-        packed = run(name, tmp_path / "packed", **changes, update__micro_batch_tokens=40)
+    training = tiny_run(name, tmp_path / "packed", **SMOOTH, **changes, update__micro_batch_tokens=40)
+    assert list(use(training.trainer.learner.model, Ways(packed=True, compile=None))) == []
+    packed = training.run(quiet)
     assert packed.policy.packed
     assert {metrics.get("policy/first_ratio_error", 0.0) for metrics in packed.metrics} == {0.0}
     same(plain, packed)

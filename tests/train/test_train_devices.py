@@ -1,19 +1,24 @@
 """Training on a device that is not the CPU: no tensor of the one meets one of the other."""
 
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from other_device import other_device
+from other_device import Elsewhere, other_device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from train_helpers import LORA, OFFLINE, ONLINE, PROMPTS, everything, quiet, settings, timeless, tiny_run, uneven
 from vllm_stand_in import StandIn
 
 import cavesson
 from cavesson.errors import UserError
+from cavesson.models.policy import Policy
 from cavesson.processes import Processes, _check_gpus
 from cavesson.train.run import Training
+from cavesson.train.update import Gradient
 
 LOW = {"model__dtype": "bfloat16", "model__lora__rank": 4, "model__gradient_checkpointing": True}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +52,51 @@ def test_a_run_is_the_same_on_another_device(tmp_path: Path, variant: str) -> No
     tiny_run(name, tmp_path / "here", **changes).run(quiet)
     there, here = (numbers(tmp_path / place) for place in ("there", "here"))
     assert there == [pytest.approx(one, rel=1e-2, abs=1e-2) for one in here]
+
+
+class Waits(TorchDispatchMode):
+    """Counts operations that wait until the device has computed everything."""
+
+    NAMES = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, there = func.name().split(".")[0], [x for x in tree_leaves(args) if isinstance(x, Elsewhere)]
+        masks = name.startswith("aten::index") and any(x.dtype == torch.bool for x in there[1:])
+        reads = name == "aten::_to_copy" and str((kwargs or {}).get("device")) == "cpu"
+        ours = not any("transformers" in frame.filename for frame in traceback.extract_stack(limit=12))
+        if there and ours and (name in self.NAMES or masks or reads):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "sft", "dpo", "reward-model"])
+def test_micro_batches_follow_each_other_without_waiting(tmp_path: Path, name: str) -> None:
+    """On a GPU, Python must be ahead of the kernels. transformers itself looks at the mask of a padded pass."""
+    with other_device() as device:
+        training = tiny_run(name, tmp_path / "run", model__device=str(device), update__micro_batch_size=2)
+        learner, waits = training.trainer.learner, Waits()
+        if isinstance(learner.model, Policy):
+            learner.model.shares_prompts = False  # as on a GPU
+        rows = range(6)
+        if name in OFFLINE:
+            batch = training.trainer._batch(training.trainer.examples.train.take(0, 6), 0)
+            batch = batch.with_columns(chosen_reference=torch.zeros(6), rejected_reference=torch.zeros(6))
+        else:
+            seen = training.trainer.batches.take(0, 0, training.trainer.clock(0))
+            columns = ("logprob", "ref_logprob", "advantage", "value", "return")
+            empty = {one: torch.zeros_like(seen["learned"]) for one in columns}
+            batch = seen.batch.with_columns(**empty, kl_coef=torch.ones(6))
+        with waits:
+            gradient = Gradient(learner, batch, rows)
+            for loss in gradient.losses(training.settings.update):
+                learner.optimizer.backward(loss)
+        assert waits.seen == []
+        assert gradient.metrics(0)["optim/weight"] > 0
+        training.trainer.close()
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:

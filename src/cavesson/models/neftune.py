@@ -20,9 +20,8 @@ def neftune(alpha: float, seed: int) -> Callable[[Tensor, Layout, Batch], Tensor
     def disturb(embeddings: Tensor, layout: Layout, batch: Batch) -> Tensor:
         width = embeddings.shape[-1]
         noise = torch.zeros(embeddings.shape[:2].numel(), width)
-        for step, row, length, place in zip(
-            batch["step"].tolist(), batch["row"].tolist(), batch["length"].tolist(), layout.place.cpu(), strict=True
-        ):
+        known = (batch.on_host[name].tolist() for name in ("step", "row", "length"))
+        for step, row, length, place in zip(*known, layout.place, strict=True):
             bound = alpha / (length * width) ** 0.5
             drawn = generator(seed, Purpose.NEFTUNE, step, row).uniform(-bound, bound, (length, width))
             noise[place[:length]] = torch.from_numpy(drawn).float()

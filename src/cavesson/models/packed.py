@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from cavesson.models.layers import recomputed_in
 from cavesson.models.parts import causal, trunk
+from cavesson.types import moved
 
 _NAME = "cavesson_packed"
 _HARMLESS = ("position_ids", "use_cache", "dropout", "is_causal", "cu_seq_lens_k", "max_length_k")
@@ -41,19 +42,17 @@ class Packed(NamedTuple):
     longest: int
     """tokens of the longest sequence"""
 
+    def to(self, device: torch.device) -> "Packed":
+        ids, positions, bounds = (moved(x, device) for x in (self.ids, self.positions, self.bounds))
+        return Packed(ids, positions, bounds, self.longest)
+
 
 def pack_rows(ids: Tensor, mask: Tensor) -> Packed:
-    """Pack rows `[B, L]` of which the tokens in the mask exist; no row is empty."""
-    inside, lengths = mask.bool(), mask.sum(1)
+    """Pack rows `[B, L]` of which the tokens in the mask exist; no row is empty. This belongs on the host."""
+    inside, lengths = mask > 0, mask.sum(1)
     positions = (mask.cumsum(1) - 1)[inside]
     bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
     return Packed(ids[inside][None], positions[None].long(), bounds, int(lengths.max()))
-
-
-def unpack_rows(states: Tensor, mask: Tensor) -> Tensor:
-    """Return states `[1, T, H]` of packed rows at their places `[B, L, H]`, with 0 elsewhere."""
-    everywhere = states.new_zeros(*mask.shape, states.shape[-1])
-    return everywhere.masked_scatter(mask.bool()[:, :, None], states)
 
 
 def packed_states(model: nn.Module, packed: Packed) -> Tensor:

@@ -14,7 +14,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from cavesson.errors import first_line
 from cavesson.models.compiled import Compile, compile_layers, plain_layers, uncompiled
 from cavesson.models.layers import as_in_run, forwards
-from cavesson.models.packed import pack_rows, packed_states, unpack_rows
+from cavesson.models.packed import pack_rows, packed_states
 from cavesson.models.parts import UNSUPPORTED, causal, output_head, probe_ids, tolerance
 from cavesson.models.policy import Policy, last_states
 from cavesson.models.sequences import RewardModel, SequencePolicy
@@ -24,8 +24,8 @@ from cavesson.ops.head import Head
 Role = Policy | SequencePolicy | RewardModel
 _FAILURES = (*UNSUPPORTED, FailOnRecompileLimitHit, TorchDynamoException)
 """What models and compilers raise that cannot do what they are asked for."""
-_LENGTHS = (5, 9, 2)
-"""Tokens of the rows on which ways are compared."""
+_BATCHES = ((5, 9, 2), (7,))
+"""Tokens of the rows on which ways are compared. A single row has code of its own, and its backward pass too."""
 
 
 class Ways(NamedTuple):
@@ -143,15 +143,22 @@ def _differs(model: nn.Module, way: Callable[..., Tensor], expected: list[Tensor
 
 
 def _tried(model: nn.Module, way: Callable[..., Tensor]) -> list[Tensor]:
-    """Return the hidden states of a few rows, and their gradient with respect to a trained weight, if any is."""
-    lengths = torch.tensor(_LENGTHS)
-    mask = (torch.arange(max(_LENGTHS)) < lengths[:, None]).long()
+    """Return the hidden states of a few batches, and their gradients for a trained weight, if any is trained.
+
+    Both passes are made, with the recomputation of the run: code that is compiled when the backward pass begins, or
+    when it computes a layer again, could not be replaced there by the plain layer.
+    """
+    return [found for lengths in _BATCHES for found in _tried_batch(model, way, lengths)]
+
+
+def _tried_batch(model: nn.Module, way: Callable[..., Tensor], lengths: tuple[int, ...]) -> list[Tensor]:
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     mask[0] = mask[0].flip(0)  # padded on the left, as prompts are
     inner = causal(model)
     ids, mask = probe_ids(model, mask.numel()).view(mask.shape), mask.to(inner.device)
     trained = [p for p in model.parameters() if p.requires_grad]
     with as_in_run(), torch.set_grad_enabled(bool(trained)):
-        states = way(model, ids, mask)[mask.bool()].float()
+        states = way(model, ids, mask).float()
     if not trained:
         return [states]
     # A small one, in the lowest layers, so that the gradient passes through all others.
@@ -164,8 +171,8 @@ def _tried(model: nn.Module, way: Callable[..., Tensor]) -> list[Tensor]:
 
 
 def _padded(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    return last_states(model, ids, mask)
+    return last_states(model, ids, mask)[mask > 0]
 
 
 def _packed(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    return unpack_rows(packed_states(model, pack_rows(ids, mask)), mask)
+    return packed_states(model, pack_rows(ids, mask)).squeeze(0)

@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
 from cavesson.errors import UserError, first_line
@@ -16,7 +17,7 @@ from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.layers import as_in_run, recompute_layers
 from cavesson.models.load import HEADS
 from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
-from cavesson.models.packed import pack_rows, packed_states, unpack_rows
+from cavesson.models.packed import pack_rows, packed_states
 from cavesson.models.parts import adapts_shared, causal, check_head, outdated_names, output_head, trunk
 from cavesson.models.quantized import check_trainable, is_quantized
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
@@ -27,7 +28,8 @@ from cavesson.models.trained import load_start
 from cavesson.models.vocabulary import check_vocabulary
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import LogProbs, full_kl, token_logprobs
-from cavesson.types import Batch, Scores
+from cavesson.ops.masked import spread
+from cavesson.types import Batch, Scores, places_of
 
 T = TypeVar("T")
 
@@ -132,7 +134,7 @@ class Policy(nn.Module):
         value = None
         if self.value_head is not None:
             seen = hidden if self.critic is None else self.hidden(self.critic, batch)
-            value = self.value_head(seen.float()).squeeze(-1) * batch["learned"]
+            value = _at_learned(self.value_head(seen.float()).squeeze(-1), batch)
         return Scores(*self._logprobs(self.model, hidden, batch), value)
 
     @torch.no_grad()
@@ -147,33 +149,38 @@ class Policy(nn.Module):
     @torch.no_grad()
     def reference_kl(self, batch: Batch) -> Tensor:
         """Compute the exact KL(policy ‖ reference) over the vocabulary at every learned token, `[B, T]`."""
-        inside = batch["learned"] > 0
-        hidden, head, frozen = self.hidden(self.model, batch)[inside], output_head(self.model), self.frozen_reference
+        hidden, head, frozen = self.hidden(self.model, batch), output_head(self.model), self.frozen_reference
         if frozen is not None:
             kl = frozen.kl_from(hidden, head, batch)
         else:
             with self._adapters_off():
                 kl = Policy.kl_from(self, hidden, head, batch)
-        return torch.zeros_like(batch["learned"]).masked_scatter(inside, kl)
+        return _at_learned(kl, batch)
 
     @torch.no_grad()
     def kl_from(self, hidden: Tensor, head: Head, batch: Batch) -> Tensor:
         """Compute the exact KL(p ‖ self) `[N]` at the N learned tokens, p being a head on hidden states `[N, H]`."""
-        mine = self.hidden(self.model, batch)[batch["learned"] > 0]
+        mine = self.hidden(self.model, batch)
         return full_kl(hidden, head, mine, output_head(self.model), self.temperature)
 
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Compute the trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
+        """Compute the trunk's last hidden states from which the N learned tokens are predicted, `[N, H]`."""
         with as_in_run():
-            return self._hidden(model, batch)
+            if self.packed:
+                return self._packed(model, batch)
+            states = self._padded(model, batch).flatten(0, 1)
+        return states[places_of(batch.on_host["learned"] > 0, states.device)]
 
-    def _hidden(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _packed(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, mask = _rows(batch.on_host)
+        predicts = pad(batch.on_host["learned"] > 0, (tokens.shape[1] - batch["learned"].shape[1], 0))
+        states = packed_states(model, pack_rows(tokens, mask).to(batch["learned"].device)).squeeze(0)
+        return states[places_of(predicts[mask > 0], states.device)]
+
+    def _padded(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute the states from which each response token is predicted, `[B, T, H]`."""
         prompt, response = batch["prompt_ids"], batch["response_ids"]
-        mask = torch.cat([batch["prompt_mask"], batch["attended"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
-        tokens = torch.cat([prompt, response], dim=1)[:, :-1]
-        if self.packed:
-            states = packed_states(model, pack_rows(tokens, mask))
-            return unpack_rows(states, mask)[:, prompt.shape[1] - 1 :]
+        tokens, mask = _rows(batch)
         cache = growing_cache(causal(model).config) if self.shares_prompts else None
         if cache is None:
             return last_states(model, tokens, mask)[:, prompt.shape[1] - 1 :]
@@ -187,17 +194,29 @@ class Policy(nn.Module):
         return torch.cat([before, after], dim=1)
 
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        inside = batch["learned"] > 0
-        logprob, entropy = self.logprobs(
-            hidden[inside], output_head(model), batch["response_ids"][inside], self.temperature
-        )
-        empty = torch.zeros_like(batch["learned"])
-        return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
+        places = places_of(batch.on_host["learned"] > 0, hidden.device)
+        targets = batch["response_ids"].flatten()[places]
+        logprob, entropy = self.logprobs(hidden, output_head(model), targets, self.temperature)
+        return _at_learned(logprob, batch), _at_learned(entropy, batch)
 
     def _adapters_off(self) -> AbstractContextManager[None]:
         if self._reference == ("adapters-off",) and isinstance(self.model, PeftModel):
             return self.model.disable_adapter()
         raise ValueError("this policy has no reference")
+
+
+def _rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return prompts and responses without their last tokens, and the mask of the tokens that exist, `[B, S + T − 1]`.
+
+    Nothing is predicted from a last token.
+    """
+    mask = torch.cat([batch["prompt_mask"], batch["attended"].to(batch["prompt_mask"].dtype)], dim=1)
+    return torch.cat([batch["prompt_ids"], batch["response_ids"]], dim=1)[:, :-1], mask[:, :-1]
+
+
+def _at_learned(x: Tensor, batch: Batch) -> Tensor:
+    """Return numbers `[N]` of the learned tokens at their places `[B, T]`."""
+    return spread(x, places_of(batch.on_host["learned"] > 0, x.device), batch["learned"])
 
 
 def build_policy(

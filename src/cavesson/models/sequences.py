@@ -16,8 +16,9 @@ from cavesson.models.mapped import is_mapped
 from cavesson.models.packed import Packed, pack_rows, packed_states
 from cavesson.models.parts import causal, check_head, output_head, probe_ids, row_shape, trunk
 from cavesson.ops.logprobs import LogProbs, token_logprobs
+from cavesson.ops.masked import spread
 from cavesson.ops.packing import RowShape, pack, width_of
-from cavesson.types import Batch, PairScores, Scores, stacked
+from cavesson.types import Batch, PairScores, Scores, moved, places_of, stacked
 
 
 class Layout(NamedTuple):
@@ -32,12 +33,17 @@ class Layout(NamedTuple):
     packed: Packed | None = None
     """the row, if there is one without padding that attention takes apart by its bounds, see `packed`"""
 
+    def to(self, device: torch.device) -> "Layout":
+        """Return the rows on a device; the places of tokens stay on the host."""
+        positions = None if self.positions is None else moved(self.positions, device)
+        packed = None if self.packed is None else self.packed.to(device)
+        return Layout(moved(self.ids, device), positions, self.place, packed)
+
 
 def lay_out(ids: Tensor, length: Tensor, shape: RowShape | None) -> Layout:
-    """Arrange examples `[B, L]` of the given lengths `[B]` in rows of this shape; None = in a row each."""
+    """Arrange examples `[B, L]` of the given lengths `[B]`, on the host, in rows of this shape; None = a row each."""
     if shape is None:
-        place = torch.arange(ids.numel(), device=ids.device).view_as(ids)
-        return Layout(ids, None, place)
+        return Layout(ids, None, torch.arange(ids.numel()).view_as(ids))
     lengths = length.tolist()
     rows = pack(lengths, shape)
     width = width_of(lengths, rows)
@@ -54,15 +60,14 @@ def lay_out(ids: Tensor, length: Tensor, shape: RowShape | None) -> Layout:
             start += size
         # Padding gets its own positions, so that it is a separate sequence.
         positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
-    inside = _inside(place, length.cpu())
-    flat[place[inside]] = ids.cpu()[inside]
+    inside = _inside(place, length)
+    flat[place[inside]] = ids[inside]
     several = positions.view(len(rows), width) if len(rows) < len(lengths) else None
-    on_device = [x if x is None else x.to(ids.device) for x in (flat.view(len(rows), width), several, place)]
-    return Layout(*on_device)  # type: ignore[arg-type]
+    return Layout(flat.view(len(rows), width), several, place)
 
 
 def lay_in_one_row(ids: Tensor, length: Tensor) -> Layout:
-    """Arrange examples `[B, L]` of the given lengths `[B]` in a single row without padding."""
+    """Arrange examples `[B, L]` of the given lengths `[B]`, on the host, in a single row without padding."""
     inside = _inside(ids, length)
     packed = pack_rows(ids, inside)
     place = (inside.flatten().cumsum(0) - 1).view_as(ids) * inside
@@ -111,14 +116,15 @@ class SequencePolicy(nn.Module):
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
-        inside = batch["learned"] > 0
-        layout = laid_out(self, batch)
+        inside, device = batch.on_host["learned"] > 0, batch["learned"].device
+        layout = laid_out(self, batch.on_host).to(device)
         states = self._states(layout, batch)
         # A token is predicted from the state of the token before it; the first one of an example is never learned.
-        states = states.flatten(0, 1)[layout.place[inside] - 1]
-        logprob, entropy = self.logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
-        empty = torch.zeros_like(batch["learned"])
-        return Scores(empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy), None)
+        states = states.flatten(0, 1)[moved(layout.place[inside] - 1, device)]
+        places = places_of(inside, device)
+        targets = batch["ids"].flatten()[places]
+        logprob, entropy = self.logprobs(states, output_head(self.model), targets, 1.0)
+        return Scores(spread(logprob, places, batch["learned"]), spread(entropy, places, batch["learned"]), None)
 
     def _states(self, layout: Layout, batch: Batch) -> Tensor:
         if self.disturb is None or not torch.is_grad_enabled():
@@ -133,7 +139,7 @@ class SequencePolicy(nn.Module):
 
 
 def laid_out(role: "SequencePolicy | RewardModel", batch: Batch) -> Layout:
-    """Arrange the examples of a batch in the way of a role."""
+    """Arrange the examples of a batch on the host in the way of a role."""
     if role.packed:
         return lay_in_one_row(batch["ids"], batch["length"])
     return lay_out(batch["ids"], batch["length"], role.shape)
@@ -187,10 +193,11 @@ class RewardModel(nn.Module):
             attention = _inside(both["ids"], both["length"]).long()
             rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
         else:
-            layout = laid_out(self, both)
-            states = hidden_states(self.model, layout).flatten(0, 1)
-            last = layout.place.gather(1, last_token(both, classifier.config.pad_token_id)[:, None]).squeeze(1)
-            rewards = head(states[last])
+            layout = laid_out(self, both.on_host)
+            states = hidden_states(self.model, layout.to(both["ids"].device)).flatten(0, 1)
+            at = last_token(both.on_host, classifier.config.pad_token_id)
+            last = layout.place.gather(1, at[:, None]).squeeze(1)
+            rewards = head(states[moved(last, states.device)])
         return PairScores(*rewards.float().squeeze(-1).chunk(2))
 
 
@@ -213,10 +220,9 @@ def check_packing(model: nn.Module) -> None:
         UserError: the hidden states of an example depend on the other examples in its row.
     """
     inner = causal(model)
-    ids = probe_ids(model, 12).view(3, 4)
-    length = torch.tensor([4, 2, 2], device=inner.device)
+    ids, length = probe_ids(model, 12).view(3, 4).cpu(), torch.tensor([4, 2, 2])
     inside = _inside(ids, length)
-    packed, alone = (lay_out(ids, length, shape) for shape in (RowShape(0), None))
+    packed, alone = (lay_out(ids, length, shape).to(inner.device) for shape in (RowShape(0), None))
     seen, expected = (hidden_states(model, x).flatten(0, 1)[x.place[inside]].float() for x in (packed, alone))
     # bfloat16 has 8 significant bits, float32 has 24.
     tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3
@@ -241,4 +247,5 @@ def _inside(columns: Tensor, length: Tensor) -> Tensor:
 def _both(batch: Batch) -> Batch:
     """Concatenate the chosen and then the rejected responses of a batch of pairs, as `[2B, …]`."""
     names = ("ids", "learned", "length")
-    return Batch({name: stacked([batch[f"{side}_{name}"] for side in ("chosen", "rejected")], name) for name in names})
+    both = {name: stacked([batch[f"{side}_{name}"] for side in ("chosen", "rejected")], name) for name in names}
+    return Batch(both, None if batch.host is None else _both(batch.host))

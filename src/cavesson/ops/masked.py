@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Mean = Callable[[Tensor, Tensor], Tensor]
@@ -14,6 +15,11 @@ def weighted_mean(x: Float[Tensor, "*s"], weight: Float[Tensor, "*s"], total: fl
     # Padding may hold anything, including NaN, and 0 · NaN is NaN. So it is replaced instead of multiplied by 0.
     weighted = (weight * x).masked_fill(weight == 0, 0.0).sum()
     return weighted / (weight.sum().clamp_min(1e-8) if total is None else total)
+
+
+def spread(x: Float[Tensor, " N"], places: Int[Tensor, " N"], like: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Return numbers at their places in a tensor of another's shape, counted along its last axis first, 0 elsewhere."""
+    return torch.zeros_like(like).flatten().index_copy(0, places, x).view_as(like)
 
 
 def weighted_var(x: Float[Tensor, "*s"], weight: Float[Tensor, "*s"], mean: Mean = weighted_mean) -> Float[Tensor, ""]:

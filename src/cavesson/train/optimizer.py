@@ -71,13 +71,17 @@ class Optimizer:
     @torch.no_grad()
     def _apply(self) -> None:
         """Update the parameters that have gradients."""
-        for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter and parameter.grad is not None:
-                self.masters[name].grad = parameter.grad
+        copied = [
+            (parameter, master)
+            for parameter, master in zip(self.parameters.values(), self.masters.values(), strict=True)
+            if master is not parameter and parameter.grad is not None
+        ]
+        for parameter, master in copied:
+            master.grad = parameter.grad
         self._adam.step()
-        for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter and parameter.grad is not None:
-                parameter.copy_(self.masters[name])
+        if copied:
+            parameters, masters = zip(*copied, strict=True)
+            torch._foreach_copy_(parameters, masters)  # in a few launches
 
     def state(self) -> dict[str, Tensor]:
         """Return averages and step counts, by parameter name."""

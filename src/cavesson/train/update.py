@@ -21,6 +21,7 @@ from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 
 Metrics = dict[str, float]
+_LOSS = "the loss"
 
 
 class StepInfo(NamedTuple):
@@ -78,7 +79,7 @@ class Gradient:
         # gradient.
         totals = _totals(learner.algorithm, batch, rows)
         self._total, self.weight, responses = learner.processes.sum_tensor(totals).tolist()
-        self._sums, self._loss = _Sums(self.weight, responses), 0.0
+        self._sums = _Sums(self.weight, responses)
 
     def loss(self, rows: Sequence[int], micro: Batch, scores: Any) -> Tensor:
         """Return the loss of a micro-batch with these rows; without any, its only row does not count."""
@@ -86,7 +87,7 @@ class Gradient:
         result = self._learner.algorithm.loss(scores, micro)
         loss = weighted_mean(result.loss, weights, self._total)
         self._sums.add(result, weights)
-        self._loss += float(loss.detach())
+        self._sums.plus(_LOSS, loss)
         return loss
 
     def losses(self, settings: OptimizeSettings, scores: Any = None) -> Iterator[Tensor]:
@@ -108,10 +109,10 @@ class Gradient:
             NonFiniteError: one of them, or the loss, is not finite; in all processes, so that they end alike.
         """
         combine = self._learner.processes.combine
-        means = combine({"the loss": self._loss, **self._sums.means}, sum)
+        means = combine({_LOSS: 0.0, **self._sums.means()}, sum)
         check_finite(step, {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()})
-        del means["the loss"]
-        return {**means, **combine(self._sums.maxima, max), "optim/weight": self.weight}
+        del means[_LOSS]
+        return {**means, **combine(self._sums.maxima(), max), "optim/weight": self.weight}
 
 
 def update(
@@ -191,6 +192,8 @@ def _counting(weights: Tensor) -> Tensor:
 class _Sums:
     """The metrics of a mini-batch, summed up over its micro-batches in this process.
 
+    They stay on the device until they are read: it would have to be waited for after every micro-batch.
+
     Args:
         weight: what the weighted sums are divided by.
         responses: what the sums over responses are divided by.
@@ -198,17 +201,35 @@ class _Sums:
 
     def __init__(self, weight: float, responses: float) -> None:
         self.weight, self.responses = weight, responses
-        self.means: Metrics = {}
-        self.maxima: Metrics = {}
+        self._means: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
 
     def add(self, result: Loss, weights: Tensor) -> None:
+        counts, counting = weights > 0, _counting(weights)
         for name, items in _detached(result.means).items():
-            self.means[name] = self.means.get(name, 0.0) + float(weighted_mean(items, weights, self.weight))
-        rows = _counting(weights)
-        for name, items in _detached(result.response_means).items() if bool(rows.any()) else ():
-            self.means[name] = self.means.get(name, 0.0) + float(items[rows].sum()) / self.responses
-        for name, items in _detached(result.maxima).items() if bool((weights > 0).any()) else ():
-            self.maxima[name] = max(self.maxima.get(name, -math.inf), float(items[weights > 0].max()))
+            self.plus(name, weighted_mean(items, weights, self.weight))
+        for name, items in _detached(result.response_means).items():
+            self.plus(name, torch.where(counting, items, 0.0).double().sum() / self.responses)
+        for name, items in _detached(result.maxima).items():
+            largest = torch.where(counts, items, -math.inf).max()
+            self._maxima[name] = largest.maximum(self._maxima.get(name, largest))
+
+    def plus(self, name: str, value: Tensor) -> None:
+        """Add a number to one of the means."""
+        value = value.detach().double()
+        self._means[name] = self._means[name] + value if name in self._means else value
+
+    def means(self) -> Metrics:
+        return _read(self._means)
+
+    def maxima(self) -> Metrics:
+        """Return the maxima of the items that count, if there are any."""
+        return {name: value for name, value in _read(self._maxima).items() if value > -math.inf}
+
+
+def _read(values: Mapping[str, Tensor]) -> Metrics:
+    """Return numbers of a device, for which this waits once."""
+    return dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True)) if values else {}
 
 
 @torch.no_grad()
@@ -217,14 +238,14 @@ def measure(learner: Learner, batch: Batch, parts: Sequence[Sequence[int]]) -> t
 
     Both cover only this process, whose micro-batches of `batch` are `parts`.
     """
-    sums, weight = _Sums(1.0, 1.0), 0.0
+    sums, weight = _Sums(1.0, 1.0), torch.zeros((), dtype=torch.float64, device=learner.device)
     for rows in parts:
         learner.processes.beat()
         micro = batch.part(rows).to(learner.device)
         weights = learner.algorithm.weights(micro) * bool(rows)
         sums.add(learner.algorithm.loss(learner.model(micro), micro), weights)
-        weight += float(weights.sum())
-    return sums.means, weight
+        weight += weights.sum()
+    return sums.means(), float(weight)
 
 
 def averaged(metrics: list[Metrics]) -> Metrics:

@@ -1,14 +1,9 @@
 """The choice of the ways in which a run computes its passes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from cavesson.models.compiled import compiler
 from cavesson.models.passes import Role, Ways, use
 from cavesson.models.settings import ModelSettings
 from cavesson.processes import Processes
-
-_forced: Ways | None = None
 
 
 def way_remarks(role: Role, settings: ModelSettings, processes: Processes) -> list[str]:
@@ -16,16 +11,11 @@ def way_remarks(role: Role, settings: ModelSettings, processes: Processes) -> li
 
     A CPU computes plainly, so that a run has the same bits on all machines with its products.
     """
-    if processes.device.type == "cuda" and processes.mesh is not None:
-        return ["layers are not compiled and sequences are padded, because the weights are sharded"]
-    ways = _forced or _ways(settings, processes)
-    return [] if ways is None else list(use(role, ways))
-
-
-def _ways(settings: ModelSettings, processes: Processes) -> Ways | None:
     if processes.device.type != "cuda":
-        return None
-    return Ways(packs(settings), compiler() if compiles(settings) else None)
+        return []
+    if processes.mesh is not None:
+        return ["layers are not compiled and sequences are padded, because the weights are sharded"]
+    return list(use(role, Ways(packs(settings), compiler() if compiles(settings) else None)))
 
 
 def packs(settings: ModelSettings) -> bool:
@@ -36,14 +26,3 @@ def packs(settings: ModelSettings) -> bool:
 def compiles(settings: ModelSettings) -> bool:
     """Return whether layers are compiled on a GPU."""
     return settings.compile == "auto" and settings.quantization is None
-
-
-@contextmanager
-def forced(ways: Ways) -> Iterator[None]:
-    """Let runs inside the block try these ways on any device: for tests, where no GPU is at hand."""
-    global _forced
-    before, _forced = _forced, ways
-    try:
-        yield
-    finally:
-        _forced = before
