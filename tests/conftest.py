@@ -40,8 +40,10 @@ settings.register_profile("busy", settings.default, deadline=None, suppress_heal
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=10)
 settings.load_profile("busy")
 
-# Where tests are started in the background Ctrl-C is ignored, and would be by every process that a test starts.
+# Where tests are started in the background Ctrl-C is ignored, and after `nohup` the end of the terminal: every process
+# that a test starts would ignore them, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:

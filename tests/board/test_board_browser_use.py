@@ -335,8 +335,9 @@ def test_what_a_small_table_shows_is_saved_as_csv(browser, board_told, tmp_path)
         page.locator(".patterns").hover()
         file = saved(page, page.locator(".patterns").get_by_role("button", name="CSV").click, tmp_path)
     first = pyarrow.csv.read_csv(file).to_pylist()[0]
-    assert first["pattern"] == cells[0] and first["rollouts"] == parsed(cells[6])
+    assert first["pattern"] == cells[0] and first["rollouts"] == parsed(cells[7])
     assert first["reward_effect"] == pytest.approx(parsed(cells[4]), rel=5e-3)
+    assert first["reward_effect_sd"] == pytest.approx(parsed(cells[5]), rel=5e-3)
 
 
 def test_charts_are_saved_as_pictures(browser, board_told, tmp_path):

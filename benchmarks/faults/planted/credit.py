@@ -15,11 +15,11 @@ from cavesson.train import online as online_module
 def reward_misplaced(setup: Setup, level: str) -> None:
     """The score of a response stands on another of its tokens."""
 
-    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float) -> Any:
+    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float, *rest: Any) -> Any:
         length = mask.sum(1).long()
         place = {"before-last": length - 2, "middle": length // 2, "first": torch.zeros_like(length)}[level]
         at = torch.arange(mask.shape[1]) == place.clamp_min(0)[:, None]
-        return original(torch.zeros_like(score), kl, mask, coef) + score[:, None] * at * mask
+        return original(torch.zeros_like(score), kl, mask, coef, *rest) + score[:, None] * at * mask
 
     setup.wrap(ppo_module, "token_rewards", token_rewards)
 
@@ -28,8 +28,8 @@ def reward_misplaced(setup: Setup, level: str) -> None:
 def reward_on_padding(setup: Setup, level: float) -> None:
     """The score of a share of the responses stands on the token behind the last one, which is padding."""
 
-    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float) -> Any:
-        found = original(score, kl, mask, coef)
+    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float, *rest: Any) -> Any:
+        found = original(score, kl, mask, coef, *rest)
         length = mask.sum(1).long()
         for row in range(len(score)):
             if (7 * row) % 10 < 10 * level and length[row] < mask.shape[1]:
@@ -45,8 +45,8 @@ def penalty_flipped(setup: Setup, level: float) -> None:
     """The KL penalty is added instead of taken away, at this β."""
     setup.set("kl.coef", level)
 
-    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float) -> Any:
-        return original(score, -kl, mask, coef)
+    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float, *rest: Any) -> Any:
+        return original(score, -kl, mask, coef, *rest)
 
     setup.wrap(ppo_module, "token_rewards", token_rewards)
 
@@ -61,8 +61,8 @@ def penalty_estimator(setup: Setup, level: str) -> None:
 def penalty_scaled(setup: Setup, level: float) -> None:
     """The penalty is taken off so many times too large (summed over processes, say)."""
 
-    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float) -> Any:
-        return original(score, kl, mask, coef * level)
+    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float, *rest: Any) -> Any:
+        return original(score, kl, mask, coef * level, *rest)
 
     setup.wrap(ppo_module, "token_rewards", token_rewards)
 
@@ -71,8 +71,8 @@ def penalty_scaled(setup: Setup, level: float) -> None:
 def reward_clipped_unsaid(setup: Setup, level: float) -> None:
     """The score is clipped inside the credit, and nobody is told."""
 
-    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float) -> Any:
-        return original(score.clamp(-level, level), kl, mask, coef)
+    def token_rewards(original: Any, score: Any, kl: Any, mask: Any, coef: float, *rest: Any) -> Any:
+        return original(score.clamp(-level, level), kl, mask, coef, *rest)
 
     setup.wrap(ppo_module, "token_rewards", token_rewards)
 

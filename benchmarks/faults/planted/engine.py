@@ -105,9 +105,9 @@ def queue_long(setup: Setup, level: int) -> None:
         history.append(now)
         engines[0].model.load_state_dict(history[max(0, step - level)])
 
-    def rollouts(original: Any, self: Any, step: int, rows: Any, tokens: Any = None) -> Any:
+    def rollouts(original: Any, self: Any, step: int, rows: Any, *rest: Any) -> Any:
         rows = {**rows, "policy_version": [max(0, step - level)] * len(rows["sample"])}
-        return original(self, step, rows, tokens)
+        return original(self, step, rows, *rest)
 
     from cavesson.record import Recorder
 
