@@ -78,11 +78,11 @@ class Measured(NamedTuple):
     seconds: float
     """of a step, the median"""
     peak: int
-    """bytes that this process has had at most; 0: the system does not report it"""
+    """peak memory of this process, in bytes; 0: the system does not report it"""
     first: First | None = None
-    """none where nothing is sampled"""
+    """None: the run samples nothing"""
     suggestion: Suggestion | None = None
-    """none where there is no KL penalty"""
+    """None: the algorithm has no KL penalty"""
     errors: Sequence[Problem] = ()
     """what the doctor finds in the record"""
 

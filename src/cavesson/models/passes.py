@@ -25,7 +25,7 @@ Role = Policy | SequencePolicy | RewardModel
 _FAILURES = (*UNSUPPORTED, FailOnRecompileLimitHit, TorchDynamoException)
 """What models and compilers raise that cannot do what they are asked for."""
 _BATCHES = ((5, 9, 2), (7,))
-"""Tokens of the rows on which ways are compared. A single row has code of its own, and its backward pass too."""
+"""Lengths of the rows in the batches that ways are compared on. A batch of one row is compiled separately."""
 
 
 class Ways(NamedTuple):

@@ -4,6 +4,7 @@ A word is a sequence of letters, digits and combining marks, a sequence of other
 that is written without spaces: kana and ideographs. Upper and lower case are equal.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
@@ -54,6 +55,22 @@ def is_sign(word: str) -> bool:
 def is_spaced(word: str) -> bool:
     """Return whether a word is a sequence of letters and digits, which spaces part from others."""
     return kind_of(word[0]) == LETTER
+
+
+def contains(text: str, part: str) -> bool:
+    """Return whether a text contains a part that is not the piece of a longer word: 1 is in `x = 1`, and not in `12`.
+
+    Between characters that are written without spaces, every part is whole.
+    """
+    found = ((match.start(), match.start() + len(part)) for match in re.finditer(f"(?={re.escape(part)})", text))
+    return any(
+        not (_continues(text[start - 1 : start], part[0]) or _continues(text[stop : stop + 1], part[-1]))
+        for start, stop in found
+    )
+
+
+def _continues(outside: str, edge: str) -> bool:
+    return outside != "" and kind_of(outside) == LETTER and kind_of(edge) != ALONE
 
 
 @cache

@@ -11,6 +11,7 @@ from cavesson.doctor.groups import within
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, mean_by_step, since, smoothed, standard_error
 from cavesson.doctor.turns import Turns
+from cavesson.text.words import contains
 
 MIN_EPISODES = 50
 """Episodes of a third of a run from which it can say that a tool is not called any more."""
@@ -238,7 +239,7 @@ def _contrasts(turns: Turns) -> list[tuple[Phrase, Array]]:
 
 
 def _says(text: str, truth: str) -> bool:
-    return bool(truth.strip()) and re.search(rf"(?<!\w){re.escape(truth.strip())}(?!\w)", text) is not None
+    return bool(truth.strip()) and contains(text, truth.strip())
 
 
 def _of_episodes(turns: Turns, calls: Array, good: Array, all_of_them: bool = False) -> Array:

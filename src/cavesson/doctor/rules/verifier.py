@@ -1,6 +1,5 @@
 """The rule on a verifier that fails, so that all responses get its lowest score."""
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, mean_by_step
+from cavesson.text.words import contains
 
 MIN_RESPONSES = 30
 """Responses from which it is said that all have the same reward."""
@@ -46,7 +46,7 @@ def lacks_answers(data: RunData) -> bool:
     reward, texts = rows["reward"], rows.texts("response")
     truths = [(truth or "").strip() for truth in rows.texts("ground_truth")]
     known = [i for i in np.flatnonzero(reward == np.nanmin(reward)) if truths[i]]
-    contain = [re.search(rf"(?<!\w){re.escape(truths[i])}(?!\w)", texts[i] or "") is not None for i in known]
+    contain = [contains(texts[i] or "", truths[i]) for i in known]
     return len(known) >= MIN_RESPONSES and bool(np.mean(contain) < 1 - ALIVE)
 
 

@@ -321,7 +321,7 @@ class Recorder:
             write()
 
     def _use_fallback(self, error: Exception) -> None:
-        """Switch to the fallback folder because of an error, or raise that error if there is no fallback folder."""
+        """Switch to the fallback folder after an error; raise the error if there is no such folder."""
         if self._fallback is None or isinstance(error, UserError):
             raise error
         self._files, self._lock, self._newest_file = Folder(self._fallback), None, ""
