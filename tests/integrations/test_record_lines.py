@@ -62,13 +62,15 @@ def test_openrlhf(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_trl(trained):  # noqa: F811
-    """The tokens of PPO, which TRL 1.16 does not have, and of vLLM are in the hooks alone."""
+    """The tokens of PPO, which TRL 1.16 does not have, and of vLLM are in the hooks alone; this run has no tools."""
     run = trained("grpo", "1.16").run
     script = (Path(__file__).parent / "train_trl.py").read_text("utf-8")
     line = WAY["trl"].code.splitlines()[1].partition("  #")[0]
     assert line.replace('"runs/mine"', "run") in script
-    conditional = {"rows.split": True} | {f"tokens.{name}": True for name in ("value", "token_reward", "return")}
-    left = lacking("trl", Path(run.folder)) - conditional.keys()
+    conditional = {"rows.split", "tokens.value", "tokens.token_reward", "tokens.return"}
+    of_tools = {one for one, text in WAY["trl"].requires.items() if text == "GRPO with tools or an environment"}
+    assert of_tools == {"tokens.source"} | {one for one in WAY["trl"].records if one.startswith("turns.")}
+    left = lacking("trl", Path(run.folder)) - conditional - of_tools
     assert left == {"tokens.sampler_logprob", "rows.sampler_gap", "rows.value_error"}
 
 

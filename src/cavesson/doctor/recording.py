@@ -55,6 +55,8 @@ class Way:
         return [f"# {one}: {self.requires[one]}" for one in (column, *_inputs(column)) if one in self.requires]
 
 
+_TURNS, _EPISODES = "role name arguments text first_token tokens error", "GRPO with tools or an environment"
+
 WAYS = (
     Way(
         "TRL",
@@ -63,7 +65,7 @@ WAYS = (
         _columns(
             "split group prompt_ids reward reward_parts finish_reason policy_version kl_coef",
             "token_id learned source logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
-            "role name arguments text first_token tokens error",
+            _TURNS,
         ),
         {
             "rows.split": "eval_strategy other than no",
@@ -71,11 +73,11 @@ WAYS = (
             "tokens.ref_logprob": "beta > 0, or PPO",
             "tokens.sampler_logprob": "use_vllm=True in GRPO",
             "tokens.entropy": "GRPO and RLOO",
-            "tokens.source": "GRPO",
+            "tokens.source": _EPISODES,
             "tokens.value": "PPO",
             "tokens.token_reward": "PPO",
             "tokens.return": "PPO",
-            "turns.role": "GRPO",
+            **dict.fromkeys((f"turns.{name}" for name in _TURNS.split()), _EPISODES),
         },
     ),
     Way(
