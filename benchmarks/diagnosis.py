@@ -21,14 +21,15 @@ import cavesson
 from benchmarks.faults.case import EPISODES, Case
 from benchmarks.faults.episodes.rules import NAMES
 from benchmarks.sufficient import ANY_TOKENS, smallest_sets
-from cavesson.doctor.advice import advice
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Finding, diagnose
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.diagnosis import Detection, diagnose
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.words import language, limits_of, number
+from cavesson.doctor.words import language, limits_of
+from cavesson.findings.fixes import advice
+from cavesson.findings.words import number
 
 FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -43,7 +44,7 @@ PLAIN = {
     "clip-fraction-high": "too-many-epochs",
     "reward-exhausted": "penalty-missing",
 }
-"""Finding → the fault that shows it most clearly."""
+"""Detection → the fault that shows it most clearly."""
 
 
 def pages(pictures: dict[str, Any]) -> dict[str, str]:
@@ -190,7 +191,7 @@ def _shown_by(case: Case) -> set[str]:
     return {rule.name for rule in RULES if (rule.name in NAMES) == (case.size == EPISODES)}
 
 
-def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
+def _worth(finding: Detection, case: Case) -> tuple[Any, ...] | None:
     """Return how well a run shows a finding, best first: its own fault, one that it follows from, or another.
 
     A mere consequence of another fault is not an example: None.

@@ -5,8 +5,8 @@ from typing import Any
 
 from settings_helpers import changed
 
-from cavesson.check.finding import Problem, Result
 from cavesson.config import check
+from cavesson.findings.finding import Finding, Result
 from cavesson.registry import ALGORITHMS
 
 PROMPTS = ("The first", "A second one", "Some third prompt", "And a fourth")
@@ -27,4 +27,4 @@ def run_of(command: str, folder: Path, **changes: Any) -> Any:
 def found(results: Any) -> dict[str, str]:
     """Findings by the name of their check: error, warning or note."""
     listed: list[Result] = list(results)
-    return {one.check: one.severity for one in listed if isinstance(one, Problem)}
+    return {one.rule: one.severity for one in listed if isinstance(one, Finding)}

@@ -16,11 +16,11 @@ from cavesson.board.indexing import start
 from cavesson.board.live import _position
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.findings_file import findings_file, read_findings
 from cavesson.doctor.look import look
 from cavesson.doctor.report.summary import open_failures, summary
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import LANGUAGES, language
+from cavesson.findings.stored import findings_file, read_findings
 from cavesson.record import Recorder
 
 
@@ -119,7 +119,7 @@ def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
     try:
         wait_for(file_of(run).exists)
         first = read_findings(file_of(run))
-        assert "double-start" in [finding.id for finding in first.found["en"]]
+        assert "double-start" in [finding.rule for finding in first.found["en"]]
         assert (run / "record").is_dir() and not list((run / "record").glob("*findings*"))
     finally:
         process.kill()

@@ -13,11 +13,11 @@ from check_helpers import found
 
 from cavesson.check.answers import Answer, Task, answer_columns, forms_of, options_of, right_answers
 from cavesson.check.attacks import ATTACKS, Material
-from cavesson.check.finding import Fine, Problem, SkippedCheck
 from cavesson.check.partial import close
 from cavesson.check.robustness import attack
 from cavesson.check.scoring import of_responses
 from cavesson.check.swallowed import exceptions_of_user
+from cavesson.findings.finding import Finding, Fine, SkippedCheck
 from cavesson.rewards.code import CodeReward
 from cavesson.rewards.exact_match import exact_match
 from cavesson.rewards.lowercase import lowercase
@@ -43,8 +43,8 @@ def attacked(reward: Callable[..., Any], tasks: Sequence[Task] = NUMBERS) -> lis
     return list(attack(tasks, {}, of_responses([Reward("mine", reward)])))
 
 
-def finding(results: Sequence[Any], check: str) -> Problem:
-    return next(one for one in results if isinstance(one, Problem) and one.check == check)
+def finding(results: Sequence[Any], check: str) -> Finding:
+    return next(one for one in results if isinstance(one, Finding) and one.rule == check)
 
 
 def last_number(text: str) -> str | None:
@@ -182,7 +182,7 @@ def gsm(prompts: Sequence[str], responses: Sequence[str], answer: Sequence[str])
 def test_a_sound_reward_raises_no_alarm(reward: Callable[..., Any], tasks: Sequence[Task]) -> None:
     results = attacked(reward, tasks)
     assert found(results) == {}
-    assert any(one.check == "reward-repeats" for one in results if isinstance(one, Fine))
+    assert any(one.rule == "reward-repeats" for one in results if isinstance(one, Fine))
 
 
 @pytest.mark.sampled(2)
@@ -193,7 +193,7 @@ def test_the_form_of_right_answers_is_found(reward: Callable[..., Any], tasks: S
     """All attacks are compared with the highest score that there is, and stay far below it."""
     results = attacked(reward, tasks)
     highest = 1.2 if reward is boxed else 1.0
-    seen = {one.check: one for one in results if isinstance(one, Fine)}
+    seen = {one.rule: one for one in results if isinstance(one, Fine)}
     assert seen["attack-empty"].healthy.startswith(f"mean score over {len(tasks)} rows; right answers have {highest:g}")
     assert {*seen} >= {one.check for one in ATTACKS if one.check != "attack-calls"}
 
@@ -410,7 +410,7 @@ def test_partial_credit_for_an_answer_that_is_not_right_is_told_with_its_share(
 
 def test_points_for_the_format_are_a_number_and_no_finding() -> None:
     """Of 1.2 points, 0.2 are for a box: nothing is earned for what is inside unless it is right."""
-    (one,) = (one for one in attacked(boxed) if one.check == "attack-partial")
+    (one,) = (one for one in attacked(boxed) if one.rule == "attack-partial")
     assert isinstance(one, Fine) and one.seen == pytest.approx(0.0)
     assert one.healthy.endswith("Right answers have 1.20, wrong ones 0, those in the right form 0.200")
 
@@ -451,7 +451,7 @@ def test_an_exception_is_named_with_its_place() -> None:
 )
 def test_what_cannot_be_checked_is_said(reward: Callable[..., Any], tasks: Sequence[Task], words: str) -> None:
     (skipped,) = (one for one in attacked(reward, tasks) if isinstance(one, SkippedCheck))
-    assert skipped.check == "reward-attacks" and words in skipped.reason
+    assert skipped.rule == "reward-attacks" and words in skipped.reason
 
 
 def test_a_code_reward_is_compared_with_the_solution_of_the_data() -> None:

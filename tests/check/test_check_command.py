@@ -9,12 +9,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from cavesson.check.finding import Problem
 from cavesson.check.reward import read_examples, unlearned
 from cavesson.check.run import _too_long
 from cavesson.cli import app
 from cavesson.data.settings import AnyDataSettings
 from cavesson.errors import UserError
+from cavesson.findings.finding import Finding
 from cavesson.memory import peak_resident
 from cavesson.plan.recipe import planned
 from cavesson.record import write_run
@@ -230,7 +230,7 @@ def test_the_stages_of_an_align_recipe_start_where_the_first_one_does() -> None:
 def test_prompts_that_are_too_long_for_the_memory() -> None:
     """From 50 to 100 tokens the memory grows from 300 to 400, 2 a token: 380 are enough for 90."""
     (one,) = _too_long([10, 90, 91, 100], 100, 50, 400, 300, 380)
-    assert isinstance(one, Problem)
+    assert isinstance(one, Finding)
     assert one.fix == "data.max_prompt_tokens = 90"
     assert one.cause.endswith("2 of 4 prompts are longer.")
     assert list(_too_long([10, 100], 100, 50, 400, 300, 100)) == []  # nothing would do

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.check.environment import check_environments, rows_of
-from cavesson.check.finding import Fine, Problem, SkippedCheck
 from cavesson.check.robustness import attack
 from cavesson.check.scoring import of_episodes, tasks_of
 from cavesson.cli import app
 from cavesson.data.prompts import PromptSet
+from cavesson.findings.finding import Finding, Fine, SkippedCheck
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.table import Reward
 from cavesson.rollout.conversation import Conversation
@@ -169,7 +169,7 @@ def right_text(prompts: Any, responses: Any, answer: Any, **columns: Any) -> lis
 def test_sound_environments_raise_no_alarm(environment: Any, rewards: Any, tools: Any) -> None:
     results = attacked(environment, *rewards, tools=tools)
     assert found(results) == {}
-    seen = {one.check: one for one in results if isinstance(one, Fine)}
+    seen = {one.rule: one for one in results if isinstance(one, Fine)}
     assert seen["attack-calls"].seen == 0.0
     assert seen["attack-calls"].healthy == "mean score over 12 rows; right answers have 1, wrong ones 0"
 
@@ -187,7 +187,7 @@ def test_sound_environments_raise_no_alarm(environment: Any, rewards: Any, tools
 )
 def test_flaws_of_an_environments_reward_are_found(check: str, environment: Any, text: str) -> None:
     results = attacked(environment)
-    one = next(one for one in results if isinstance(one, Problem) and one.check == check)
+    one = next(one for one in results if isinstance(one, Finding) and one.rule == check)
     assert text in one.cause
 
 
@@ -200,7 +200,7 @@ def test_reset_and_get_reward_are_tried_with_rows_of_each_environment() -> None:
     }
     conversation, prompts = played({"talk": Talks, "sums": Sums, "never": Unscored}, columns)
     results = list(check_environments(conversation, prompts))
-    said = [(one.check, one.seen, one.healthy.split()[-5:]) for one in results if isinstance(one, Fine)]
+    said = [(one.rule, one.seen, one.healthy.split()[-5:]) for one in results if isinstance(one, Fine)]
     assert said == [
         ("environment-reset", 20, ["which", "Talks", "has", "begun", "an", "episode"][-5:]),
         ("environment-text", "20 of 20, such as “ I am Ann.”", ["to", "which", "Talks", "adds", "a", "text"][-5:]),
@@ -226,7 +226,7 @@ class BreaksLater(Sums):
 
 def test_an_environment_that_breaks_is_one_line_with_its_row_and_place() -> None:
     (one,) = check_environments(*played(Breaks))
-    assert isinstance(one, Problem) and (one.check, one.severity) == ("environment-reset", "error")
+    assert isinstance(one, Finding) and (one.rule, one.severity) == ("environment-reset", "error")
     assert one.cause.startswith("Row 1: reset of the environment Breaks raised IndexError: string index out of range (")
     assert __file__ in one.cause and "\n" not in one.cause
     results = list(check_environments(*played(BreaksLater)))

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from cavesson.check.finding import Fine, Problem
 from cavesson.check.precision import check_precision, compared
+from cavesson.findings.finding import Finding, Fine
 
 CPU = torch.device("cpu")
 
 
 def test_a_slow_data_type_is_a_note_and_a_fast_one_is_fine() -> None:
     slow, fast = compared("bfloat16", 2.5), compared("bfloat16", 0.6)
-    assert isinstance(slow, Problem) and slow.severity == "note" and "2.5 times as long" in slow.cause
+    assert isinstance(slow, Finding) and slow.severity == "note" and "2.5 times as long" in slow.cause
     assert isinstance(fast, Fine) and fast.seen == 0.6
 
 

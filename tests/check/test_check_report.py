@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from cavesson.check.finding import Fine, Result, SkippedCheck
 from cavesson.check.report import show
 from cavesson.check.run import Report
 from cavesson.check.short_run import First, Measured, Suggestion
+from cavesson.findings.finding import Fine, Result, SkippedCheck
 
 HEALTHY = "β of the KL penalty; about 0.0044 ends near 6 nats per response"
 REASON = "it trains 4 steps without the KL penalty of the recipe; that has to be asked for"

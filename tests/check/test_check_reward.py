@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from check_helpers import found
 
-from cavesson.check.finding import Fine, Problem, SkippedCheck
 from cavesson.check.reward import Example, examine, spread_out
+from cavesson.findings.finding import Finding, Fine, SkippedCheck
 
 WORDS = ["warm", "soup", "and", "bread", "are", "ready", "on", "the", "long", "table", "by", "the", "window", "tonight"]
 FRIENDLY = [" ".join(WORDS[i % 5 : i % 5 + 5 + i % 7]) for i in range(24)]
@@ -46,7 +46,7 @@ def examined(
 
 def test_a_sound_reward_passes() -> None:
     assert found(examined(sound)) == {}
-    assert {one.check for one in examined(sound) if isinstance(one, Fine)} >= {"reward-pairs", "reward-query"}
+    assert {one.rule for one in examined(sound) if isinstance(one, Fine)} >= {"reward-pairs", "reward-query"}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_reward_with_the_wrong_sign_is_an_error() -> None:
 
 def test_pairs_that_are_chance() -> None:
     results = examined(lambda prompt, response: float(len(prompt + response) * 7919 % 101))
-    seen = next(one for one in results if isinstance(one, Problem) and one.check == "reward-pairs")
+    seen = next(one for one in results if isinstance(one, Finding) and one.rule == "reward-pairs")
     assert seen.severity == "warning"
     assert 0.2 < float(seen.seen or 0) < 0.65
 
@@ -90,21 +90,21 @@ def test_a_constant_reward_is_an_error_and_says_nothing_else() -> None:
 def test_right_answers_that_all_have_the_same_reward_are_no_error() -> None:
     results = examined(lambda prompt, response: float(response.startswith(prompt.split()[-1][:-1])), learned=False)
     assert "reward-constant" not in found(results)
-    assert [one.check for one in results if isinstance(one, SkippedCheck)] == ["reward-tricks"]
+    assert [one.rule for one in results if isinstance(one, SkippedCheck)] == ["reward-tricks"]
 
 
 def test_the_share_of_the_prompt_by_hand() -> None:
     """Rewards of p + r for prompts 0..7 and responses 0..7: each explains half of the variance."""
     examples = [Example(str(i), chr(97 + i)) for i in range(8)]
     results = examined(lambda prompt, response: float(prompt) + (ord(response[0]) - 97 if response else 0), examples)
-    share = next(one for one in results if not isinstance(one, SkippedCheck) and one.check == "reward-query")
+    share = next(one for one in results if not isinstance(one, SkippedCheck) and one.rule == "reward-query")
     assert share.seen == pytest.approx(0.5)
 
 
 def test_too_few_responses_and_no_pairs_are_said() -> None:
     assert [type(one) for one in examined(sound, EXAMPLES[:3])] == [SkippedCheck]
     without = [Example(one.prompt, one.good) for one in EXAMPLES]
-    assert "reward-pairs" in {one.check for one in examined(sound, without) if isinstance(one, SkippedCheck)}
+    assert "reward-pairs" in {one.rule for one in examined(sound, without) if isinstance(one, SkippedCheck)}
 
 
 def test_rows_are_spread_over_the_data() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from check_helpers import found, run_of
 
-from cavesson.check.finding import Problem
 from cavesson.check.settings import check_settings, highest_rate
 from cavesson.command_line import command_line
+from cavesson.findings.finding import Finding
 from cavesson.record import write_run
 
 LARGE = 1_000_000_000
@@ -72,8 +72,8 @@ def test_a_run_in_a_folder_that_is_there(tmp_path: Path) -> None:
 
 
 def folder_fixes(folder: Path) -> list[str]:
-    results = [r for r in check_settings(run_of("ppo", folder), 200_000, True) if isinstance(r, Problem)]
-    assert {(result.check, result.severity) for result in results} <= {("run-folder", "error")}
+    results = [r for r in check_settings(run_of("ppo", folder), 200_000, True) if isinstance(r, Finding)]
+    assert {(result.rule, result.severity) for result in results} <= {("run-folder", "error")}
     return [result.fix for result in results]
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading, Share
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
+from cavesson.findings.words import Share
 from cavesson.importers.traits import traits_of
 from cavesson.record import Recorder, begin_attempt, write_run
 

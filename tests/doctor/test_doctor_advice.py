@@ -8,15 +8,15 @@ from doctor_helpers import healthy, suits
 from pydantic import ValidationError
 
 from cavesson.config import describe
-from cavesson.doctor.advice import PLAIN, SETTING, advice, names_for
-from cavesson.doctor.counterparts import NAMES
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Reading
 from cavesson.doctor.proposal import proposal
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
+from cavesson.findings.fixes import PLAIN, SETTING, advice, names_for
+from cavesson.findings.trainers import NAMES
 from cavesson.registry import ALGORITHMS
 
 ONLINE = ("ppo", "grpo", "rloo", "raft")

@@ -5,14 +5,15 @@ import pytest
 from doctor_helpers import healthy, log_softmax
 from sick import resample
 
-from cavesson.doctor.diagnosis import diagnose, worst
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
-from cavesson.doctor.finding import Curve, Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.report.summary import summary
 from cavesson.doctor.rule import APPLIES, rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.series import Series
 from cavesson.doctor.words import language
+from cavesson.findings.finding import worst
 from cavesson.traits import Traits
 
 
@@ -131,7 +132,8 @@ def test_causes_come_first_and_the_gravest_of_them(data):
 
 
 def test_the_worst_severity(data):
-    assert worst(diagnose(data, [sick("a", severity="note"), sick("b")]).findings) == "warning"
+    found = diagnose(data, [sick("a", severity="note"), sick("b")]).findings
+    assert worst(one.severity for one in found) == "warning"
     assert worst(()) is None
 
 

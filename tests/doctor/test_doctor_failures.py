@@ -10,10 +10,11 @@ from doctor_helpers import Made, healthy
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import NOTHING, Diagnosis, Finding, diagnose
+from cavesson.doctor.diagnosis import NOTHING, Detection, Diagnosis, diagnose
 from cavesson.doctor.failures import FAILURES, Failure, not_excluded
-from cavesson.doctor.finding import Phrase, Reading, Skipped
+from cavesson.doctor.reading import Reading, Skipped
 from cavesson.doctor.rules import RULES
+from cavesson.findings.words import Phrase
 from cavesson.record import Recorder, write_run
 
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -45,7 +46,7 @@ def test_a_failure_is_open_if_one_of_its_own_rules_could_not_judge_whatever_all_
         skipped = Skipped(name, rule.number, one.reason, one.words, one.lacking, one.undecided)
         for found in (
             Diagnosis((), tuple((other, WELL) for other in RULES if other is not rule), (skipped,)),
-            Diagnosis(tuple(Finding(other, Reading(1.0, True)) for other in others), (), (skipped,)),
+            Diagnosis(tuple(Detection(other, Reading(1.0, True)) for other in others), (), (skipped,)),
         ):
             assert open_titles(found) == [failure.title], name
 
@@ -59,7 +60,7 @@ def test_a_failure_is_excluded_if_its_own_rules_could_judge_though_no_other_coul
 
 def test_a_falling_reward_does_not_hide_that_no_advantages_were_seen() -> None:
     skipped = Skipped("group-advantages", 72, Phrase("not recorded"), lacking=("tokens.advantage",))
-    found = Diagnosis((Finding(BY_NAME["reward-falls"], Reading(1.0, True)),), (), (skipped,))
+    found = Diagnosis((Detection(BY_NAME["reward-falls"], Reading(1.0, True)),), (), (skipped,))
     assert open_titles(found) == ["advantages are computed wrongly"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rules.group_advantages import (
     Columns,
     _in_any_order,

@@ -12,7 +12,7 @@ from doctor_helpers import healthy, reading
 import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules.diversity import distinct_collapse, echo_trap, entropy_collapse
 from cavesson.doctor.rules.group_advantages import UNLESS, group_advantages

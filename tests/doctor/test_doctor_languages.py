@@ -23,11 +23,14 @@ from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import Settings
 from cavesson.doctor import diagnosis, failures, recording, rules
-from cavesson.doctor.finding import Percent, Phrase, Reading, Severity, Share
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.report import evidence, page, summary, terminal
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES, kl, mismatch
-from cavesson.doctor.words import LANGUAGES, exact, language, limits_of, number
+from cavesson.doctor.words import LANGUAGES, language, limits_of
+from cavesson.findings import report
+from cavesson.findings.finding import Severity
+from cavesson.findings.words import Percent, Phrase, Share, exact, number
 
 MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
 PROSE = Path(__file__).parents[2] / "docs" / "diagnosis" / "prose.toml"
@@ -166,7 +169,7 @@ def test_words_of_the_user_are_never_translated() -> None:
     assert "source" in language("zh").texts(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
-SPEAKING = (diagnosis, evidence, failures, page, recording, summary, terminal)
+SPEAKING = (diagnosis, evidence, failures, page, recording, report, summary, terminal)
 CALLS = ("say", "language.phrase", "because", "Phrase")
 
 

@@ -8,11 +8,12 @@ from doctor_helpers import healthy
 
 import cavesson.doctor.look
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.findings_file import read_findings
 from cavesson.doctor.look import look
 from cavesson.doctor.plugins import all_rules
-from cavesson.doctor.words import LANGUAGES, language, number
+from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
+from cavesson.findings.stored import read_findings
+from cavesson.findings.words import number
 from cavesson.record import begin_attempt, write_run
 
 
@@ -30,18 +31,18 @@ def test_the_file_says_what_the_diagnosis_says(tmp_path):
     diagnosis = diagnose(data, all_rules())
     assert any(cause.explains for cause in diagnosis.causes)
     assert any(place.start is not None for cause in diagnosis.causes for place in cause.reading.evidence)
+    assert seen.last_step == 23
     for name in LANGUAGES:
         words = language(name)
         titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
         for one, cause in zip(seen.found[name], diagnosis.causes, strict=True):
             said = words.texts(cause.rule, cause.reading, cause.names)
-            assert (one.id, one.severity) == (cause.rule.name, cause.severity)
-            assert (one.title, one.text, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
+            assert (one.rule, one.severity) == (cause.rule.name, cause.severity)
+            assert (one.title, one.cause, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
             assert one.seen == number(cause.reading.seen)
-            assert one.steps == (None if cause.reading.since is None else (cause.reading.since, 23))
-            assert one.explains == tuple(titles[under] for under in cause.explains)
-            places = [(place.step, place.sample, place.token) for place in one.rollouts]
-            assert places == [(place.step, place.sample, place.start) for place in cause.reading.evidence]
+            assert one.since_step == cause.reading.since
+            assert one.explains == {under: titles[under] for under in cause.explains}
+            assert one.evidence == cause.reading.evidence
 
 
 def test_of_no_steps_nothing_is_found(tmp_path):

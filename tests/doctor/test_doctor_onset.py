@@ -5,8 +5,8 @@ import pytest
 from doctor_helpers import healthy
 from scipy import stats
 
-from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.onset import CONFIDENCE, of_events, onset, with_onset
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rules.reward import reward_falls
 from cavesson.doctor.series import Series
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import cavesson.doctor
 from cavesson.cli import app
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks
 from cavesson.doctor.report.evidence import SHADES, evidence
 from cavesson.doctor.report.page import page
@@ -24,6 +24,8 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.series import Series
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import Phrase
 from cavesson.record import write_vocabulary
 
 DOCTOR = Path(cavesson.doctor.__file__).parent

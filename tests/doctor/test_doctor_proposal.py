@@ -17,11 +17,12 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.config import load
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading
-from cavesson.doctor.proposal import calmer, fitting, flags, proposal, stronger, tighter
+from cavesson.doctor.proposal import calmer, fitting, proposal, stronger, tighter
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.pattern import expression
+from cavesson.findings.fixes import flags
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record import open as open_run
 from cavesson.text.words import is_sign, words

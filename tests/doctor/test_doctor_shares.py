@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Percent, Share
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.words import language, number
+from cavesson.doctor.words import language
+from cavesson.findings.words import Percent, Share, number
 
 RUN = healthy("grpo")
 

@@ -18,7 +18,7 @@ from test_doctor_rules import BY_NAME
 import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.texts import padding_marks, text_length
-from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
+from cavesson.doctor.diagnosis import Detection, Diagnosis, diagnose
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.invariants import equal_places
@@ -69,12 +69,12 @@ def diagnosed(data: RunData, *names: str) -> Diagnosis:
     return diagnose(data, [BY_NAME[name] for name in names] or RULES)
 
 
-def found_by(data: RunData, name: str) -> Finding:
+def found_by(data: RunData, name: str) -> Detection:
     (finding,) = diagnosed(data, name).findings
     return finding
 
 
-def derived_for(finding: Finding) -> set[str]:
+def derived_for(finding: Detection) -> set[str]:
     return {name for one in finding.derived for name in one.gives}
 
 

@@ -12,9 +12,9 @@ from doctor_helpers import END, LENGTH, Made, healthy
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Finding, diagnose
+from cavesson.doctor.diagnosis import Detection, diagnose
 from cavesson.doctor.failures import not_excluded
-from cavesson.doctor.finding import Phrase, Reading, Skipped
+from cavesson.doctor.reading import Reading, Skipped
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.invariants import trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion, kl_flat, negative_kl, unknown_estimate
@@ -22,6 +22,7 @@ from cavesson.doctor.rules.mismatch import sampler_mismatch
 from cavesson.doctor.rules.token_rewards import reward_accounting, rewards_shifted
 from cavesson.doctor.rules.update import clip_fraction_high, gradient_spike, ratio_blow_up
 from cavesson.doctor.words import language
+from cavesson.findings.words import Phrase
 from cavesson.integrations.verl import rollouts_of
 from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
@@ -241,9 +242,9 @@ def test_a_folded_finding_does_not_hide_that_the_cause_of_its_kind_is_unknown(tm
     (lengths,) = [rule for rule in RULES if rule.name == "length-collapse"]
     (skipped,) = [Skipped("entropy-collapse", 51, Phrase("not recorded"), lacking=("tokens.entropy",))]
     for finding, is_open in (
-        (Finding(lengths, Reading(1.0, True)), False),
-        (Finding(lengths, Reading(1.0, True), cause=False), True),
-        (Finding(replace(lengths, severity="note"), Reading(1.0, True)), True),
+        (Detection(lengths, Reading(1.0, True)), False),
+        (Detection(lengths, Reading(1.0, True), cause=False), True),
+        (Detection(replace(lengths, severity="note"), Reading(1.0, True)), True),
     ):
         titles = [one.failure.title for one in not_excluded(replace(found, findings=(finding,), skipped=(skipped,)))]
         assert ("the policy collapses" in titles) == is_open

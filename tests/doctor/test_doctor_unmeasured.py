@@ -9,8 +9,8 @@ from sick_invariants import noisy_reference
 from test_doctor_rules import BY_NAME
 
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.onset import with_onset
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.diversity import entropy
 from cavesson.doctor.series import Series

@@ -11,7 +11,7 @@ from test_doctor_rules import BY_NAME, IMPORTED, SICK
 import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rules import RULES
 from cavesson.record import Recorder, begin_attempt, write_run
 

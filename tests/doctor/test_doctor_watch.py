@@ -9,8 +9,8 @@ import psutil
 import pytest
 from doctor_helpers import healthy
 
-from cavesson.doctor.findings_file import Findings, findings_file, read_findings, write_findings
 from cavesson.doctor.watch import Watch
+from cavesson.findings.stored import Findings, findings_file, read_findings, write_findings
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_it_rests_a_hundred_times_as_long_as_it_looked(run, file):
 
 
 def known(file, seconds, ago):
-    write_findings(file, Findings(run="", version="", seconds=seconds, found={}))
+    write_findings(file, Findings(run="", version="", seconds=seconds, last_step=0, found={}))
     os.utime(file, (time.time() - ago,) * 2)
 
 

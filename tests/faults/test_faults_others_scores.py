@@ -13,9 +13,10 @@ from benchmarks.faults.others.healthy import HEALTHY
 from benchmarks.faults.others.judged import Judged, _not_excluded
 from benchmarks.faults.others.planted import FAULTS, third, unseen
 from benchmarks.faults.others.scores import score
-from cavesson.doctor.diagnosis import Diagnosis, Finding
-from cavesson.doctor.finding import Phrase, Reading, Skipped
+from cavesson.doctor.diagnosis import Detection, Diagnosis
+from cavesson.doctor.reading import Reading, Skipped
 from cavesson.doctor.rules import RULES
+from cavesson.findings.words import Phrase
 
 FLIPPED = Case("penalty-flipped", False, "ppo", "couplets", 0)
 LATER = Case("penalty-flipped-late", False, "ppo", "couplets", 0)
@@ -144,7 +145,7 @@ def test_only_what_the_report_lists_counts_as_not_excluded():
     """A run too short for group-advantages may have wrong advantages; where one is found, they are shown."""
     few = Skipped("group-advantages", 72, Phrase("needs {least} steps"), undecided=True)
     rule = next(rule for rule in RULES if rule.name == "advantage-sign")
-    found = Diagnosis((Finding(rule, Reading(0.0, True)),), (), (few,))
+    found = Diagnosis((Detection(rule, Reading(0.0, True)),), (), (few,))
     assert _not_excluded(Diagnosis((), (), ())) == ()
     assert "advantage-sign" in _not_excluded(Diagnosis((), (), (few,)))
     assert _not_excluded(found) == ()

@@ -17,8 +17,8 @@ from cli_helpers import Done, cavesson, write_recipe
 
 import cavesson as package
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Finding
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.diagnosis import Detection
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rules import RULES
 from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, run_info, write_run
@@ -471,7 +471,7 @@ class TestStart:
                 recorder.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [0.0], "sample": [0]})
                 recorder.metrics(step, {"reward/mean": 0.0})
             recorder.metrics(20, {"evaluation/reward": 0.0})  # after the last step, which it does not lengthen
-        finding = Finding(RULES[0], Reading(1.0, True, onset), settings={"sampling.top_k": 0})
+        finding = Detection(RULES[0], Reading(1.0, True, onset), settings={"sampling.top_k": 0})
         given = {"steps": None, "start": None} | given
         return new_plan(run, RunData(package.open(run)), finding, **given)
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import cavesson
-from cavesson.doctor.diagnosis import Diagnosis, Finding
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.diagnosis import Detection, Diagnosis
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rules import RULES
 from cavesson.ops.intervals import Interval
 from cavesson.record import Recorder, begin_attempt, write_run
@@ -97,7 +97,7 @@ def test_held_out_prompts_decide_and_others_do_not_count(tmp_path: Path) -> None
 def test_the_verdict(unchanged: str, changed: str, high: float | None, verdict: str, why: str) -> None:
     rule = next(rule for rule in RULES if rule.name == "filtered-sampling")
     diagnoses = {
-        "found": Diagnosis((Finding(rule, Reading(1.0, True)),), (), ()),
+        "found": Diagnosis((Detection(rule, Reading(1.0, True)),), (), ()),
         "gone": Diagnosis((), ((rule, Reading(0.0, False)),), ()),
         "not measured": Diagnosis((), (), ()),
     }

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from several_helpers import cli_helpers
@@ -11,8 +12,8 @@ from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
 import cavesson
 from cavesson.algorithms.settings import DoctorSettings
 from cavesson.config import check
-from cavesson.doctor.findings_file import findings_file, read_findings
 from cavesson.errors import SignalledError, StoppedError, UserError
+from cavesson.findings.stored import findings_file, read_findings
 from cavesson.processes import Processes
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.train import doctor
@@ -93,14 +94,14 @@ def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
     told = set()
     assert attended(sick, told) == [None] * 4
     found = read_findings(findings_file(sick / "index")).found["en"]
-    assert told == {finding.id for finding in found} > {"double-start", "not-finite"}
+    assert told == {finding.rule for finding in found} > {"double-start", "not-finite"}
     said = capfd.readouterr().err
-    assert [said.count(f"doctor: {finding.severity} {finding.id} ") for finding in found] == [1] * len(found)
+    assert [said.count(f"doctor: {finding.severity} {finding.rule} ") for finding in found] == [1] * len(found)
     findings_file(sick / "index").unlink()
     assert attended(sick, told - {"double-start"}, on_finding="stop", rules={"not-finite": "warn"}) == [
         None,
-        "error double-start since step 0: {0.title}. {0.text} Change: {0.fix}".format(
-            next(finding for finding in found if finding.id == "double-start")
+        "error double-start since step 0: {0.title}. {0.cause} Change: {0.fix}".format(
+            next(finding for finding in found if finding.rule == "double-start")
         ),
         None,
         None,
@@ -170,7 +171,7 @@ def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
 def test_a_rule_that_is_ignored_is_not_spoken_of(tmp_path, capfd):
     build(tmp_path / "run", **{**WATCHED, "doctor__rules": {"filtered-sampling": "ignore"}}).run()
     found = read_findings(findings_file(tmp_path / "run" / "index")).found["en"]
-    assert "filtered-sampling" in [finding.id for finding in found]
+    assert "filtered-sampling" in [finding.rule for finding in found]
     assert "filtered-sampling" not in "".join(capfd.readouterr())
 
 
@@ -197,8 +198,8 @@ def test_a_rule_that_does_not_exist_is_a_mistake_that_names_the_nearest(tmp_path
 )
 def test_notes_stop_nothing_unless_they_are_named(severity, settings, answer):
     class Seen:
-        id = "stalls"
-        consequences = ()
+        rule = "stalls"
+        explains: ClassVar = {}
 
     Seen.severity = severity
     assert DoctorSettings(**settings).answer(Seen) == answer

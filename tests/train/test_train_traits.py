@@ -18,13 +18,13 @@ from cavesson.algorithms.runs import RolloutRun
 from cavesson.check.settings import check_settings
 from cavesson.check.short_run import short_run
 from cavesson.config import SettingsError
-from cavesson.doctor.advice import advice, names_for
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.finding import Reading
 from cavesson.doctor.proposal import proposal
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import APPLIES
 from cavesson.doctor.rules import RULES
+from cavesson.findings.fixes import advice, names_for
 from cavesson.models.settings import ValueSettings
 from cavesson.ops.groups import centred
 from cavesson.processes import Processes

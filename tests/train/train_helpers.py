@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 import cavesson
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import load
-from cavesson.doctor.findings_file import findings_file
+from cavesson.findings.stored import findings_file
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.registry import ALGORITHMS
 from cavesson.train.loop import Report

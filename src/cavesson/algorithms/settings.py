@@ -9,7 +9,7 @@ from cavesson.config import Settings
 from cavesson.processes import Shard
 
 if TYPE_CHECKING:
-    from cavesson.doctor.findings_file import StoredFinding
+    from cavesson.findings.finding import Finding
 
 Answer = Literal["warn", "stop", "ignore"]
 """To a finding of the doctor."""
@@ -286,18 +286,18 @@ class DoctorSettings(Settings):
         """Whether any finding may end the run."""
         return "stop" in (self.on_finding, *self.rules.values())
 
-    def answer(self, finding: "StoredFinding") -> Answer:
+    def answer(self, finding: "Finding") -> Answer:
         """Return the action for a finding."""
         if self.stopping(finding):
             return "stop"
-        named = self.rules.get(finding.id)
+        named = self.rules.get(finding.rule)
         if named is None and finding.severity == "note" and self.on_finding == "stop":
             return "warn"
         return named or self.on_finding
 
-    def stopping(self, finding: "StoredFinding") -> list[str]:
+    def stopping(self, finding: "Finding") -> list[str]:
         """Return the consequences of a finding that stop the run even if another finding explains them."""
-        return [name for name in finding.consequences if self.rules.get(name) == "stop"]
+        return [name for name in finding.explains if self.rules.get(name) == "stop"]
 
     @field_validator("rules")
     @classmethod

@@ -10,9 +10,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import cavesson.record
-from cavesson.doctor.findings_file import findings_file
 from cavesson.doctor.watch import Watch
 from cavesson.errors import UserError, print_exception
+from cavesson.findings.stored import findings_file
 from cavesson.index.build import Builder
 from cavesson.index.folder import PROBLEM, only_writer
 from cavesson.process_limits import small_process, without_ctrl_c, yield_cpu

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Problem, Results, SkippedCheck
 from cavesson.data.duplicates import duplicates
 from cavesson.data.examples import Examples
 from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet
 from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.findings.finding import Finding, Results, SkippedCheck
 from cavesson.plan.largest import sequences_of
 
 _MAX_DROPPED = 0.2
@@ -23,7 +23,7 @@ def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
     overlong = prompts.overlong
     share = len(overlong) / rows
     first = ", ".join(str(row + 1) for row in overlong[:5])
-    yield Problem(
+    yield Finding(
         "prompts-dropped",
         "warning",
         "Many prompts are dropped",
@@ -46,7 +46,7 @@ def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Dem
     lengths = [len(part.ids) for part in sequences_of(examples.train.take(0, examples.train.size or 0))]
     share = sum(length >= limit for length in lengths) / len(lengths)
     cuts = settings.data.overlong == "truncate"  # type: ignore[attr-defined]
-    yield Problem(
+    yield Finding(
         "examples-cut",
         "warning",
         "Many examples are cut before their end",
@@ -58,7 +58,7 @@ def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Dem
         "TRL #2708",
     ).unless(share <= _MAX_CUT or not cuts)
     if not examples.held_out:
-        yield Problem(
+        yield Finding(
             "held-out",
             "note",
             "No rows are held out",
@@ -75,7 +75,7 @@ def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:
     repeated, held_out, _ = report.found
     share = repeated.count / report.rows
     first = "".join(f"; row {row} repeats row {of}" for row, of, _text in repeated.examples)
-    yield Problem(
+    yield Finding(
         "duplicates",
         "warning",
         "Many rows are duplicates",
@@ -86,7 +86,7 @@ def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:
     ).unless(share <= _MAX_REPEATED)
     if held_out.count:
         row, of, _text = held_out.examples[0]
-        yield Problem(
+        yield Finding(
             "held-out-learned",
             "warning" if held_out.count > _MAX_REPEATED * report.held_out else "note",
             "Held-out rows are trained on",
@@ -100,7 +100,7 @@ def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:
 
 def _notes(notes: Sequence[str]) -> Results:
     if notes:
-        yield Problem(
+        yield Finding(
             "data-notes",
             "note",
             "Some rows were skipped or look odd",

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Problem, Results
-from cavesson.doctor.words import number
+from cavesson.findings.finding import Finding, Results
+from cavesson.findings.words import number
 from cavesson.train.recording import TOKEN_COLUMNS
 
 BYTES_PER_NUMBER = 2.4
@@ -27,7 +27,7 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
     free = shutil.disk_usage(place).free
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
     total = sum(need.values())
-    yield Problem(
+    yield Finding(
         "disk",
         "error",
         "The disk will run full",

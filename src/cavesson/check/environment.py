@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from cavesson.check.finding import Fine, Problem, Results, SkippedCheck
 from cavesson.check.reward import spread_out
 from cavesson.check.scoring import TASKS
 from cavesson.data.prompts import PromptSet
-from cavesson.doctor.words import number
 from cavesson.errors import UserError
+from cavesson.findings.finding import Finding, Fine, Results, SkippedCheck
+from cavesson.findings.words import number
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.environments import COLUMN, Environments, Kind, NoEnvironment
 from cavesson.rollout.episodes import Episode
@@ -38,7 +38,7 @@ def _tried(conversation: Conversation, prompts: PromptSet, kind: Kind, rows: Seq
     try:
         episodes = conversation.begin(prompts, rows, rows)
     except UserError as error:
-        yield Problem(
+        yield Finding(
             "environment-reset",
             "error",
             f"The environment {kind.label} cannot begin an episode",
@@ -52,7 +52,7 @@ def _tried(conversation: Conversation, prompts: PromptSet, kind: Kind, rows: Seq
     try:
         given = conversation.rewards(worlds, [()] * len(worlds)).get(kind.label) if kind.scores else None
     except UserError as error:
-        yield Problem(
+        yield Finding(
             "environment-reward",
             "error",
             f"The environment {kind.label} cannot score an episode in which nothing was said",

@@ -2,7 +2,7 @@
 
 import torch
 
-from cavesson.check.finding import Fine, Problem, Results
+from cavesson.findings.finding import Finding, Fine, Results
 from cavesson.models.load import DTYPES
 from cavesson.ops.matmul import times
 
@@ -18,9 +18,9 @@ def check_precision(dtype: str, device: torch.device) -> Results:
         yield compared(dtype, _seconds(DTYPES[dtype]) / _seconds(torch.float32))
 
 
-def compared(dtype: str, ratio: float) -> Problem | Fine:
+def compared(dtype: str, ratio: float) -> Finding | Fine:
     """Return the result for the time of a product in a data type, relative to float32."""
-    return Problem(
+    return Finding(
         "dtype",
         "note",
         f"Products in {dtype} are slow on this processor",

@@ -1,21 +1,20 @@
 """Reports of a check, in the terminal and as plain data."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from cavesson.check.disk import gigabytes
-from cavesson.check.finding import Fine, Problem, SkippedCheck
 from cavesson.check.run import Report, parts_of
-from cavesson.doctor.diagnosis import SEVERITIES
-from cavesson.doctor.report.terminal import COLOURS
-from cavesson.doctor.words import number
+from cavesson.findings.finding import SEVERITIES, Finding, Fine, SkippedCheck, shown
+from cavesson.findings.report import plain as plain_finding
+from cavesson.findings.report import print_grid
+from cavesson.findings.report import show as show_finding
+from cavesson.findings.words import number
 from cavesson.text.visible import visible
 
 
@@ -24,9 +23,9 @@ def plain(report: Report) -> dict[str, Any]:
     return {
         "name": report.name,
         "command": report.command,
-        "findings": [_renamed(asdict(one)) for one in _sorted(report)],
-        "healthy": [_renamed(asdict(one)) for one in report.results if isinstance(one, Fine)],
-        "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, SkippedCheck)],
+        "findings": [plain_finding(one) for one in _sorted(report)],
+        "healthy": [asdict(one) for one in report.results if isinstance(one, Fine)],
+        "skipped": [asdict(one) for one in report.results if isinstance(one, SkippedCheck)],
         "tools": report.tools,
         "memory": _plain_memory(report),
         **_plain_measured(report),
@@ -56,7 +55,7 @@ def show(console: Console, report: Report) -> None:
     """Print the findings, the expected memory and first responses, the healthy checks and the skipped ones."""
     console.print(Text.assemble((visible(report.name), "bold"), f"  checked as cavesson {report.command}"))
     for finding in _sorted(report):
-        _show_finding(console, finding)
+        show_finding(console, finding)
     fine = [one for one in report.results if isinstance(one, Fine)]
     if fine and not report.findings:
         console.print(Text("No problems found.", "bold green"))
@@ -65,31 +64,13 @@ def show(console: Console, report: Report) -> None:
     _show_first(console, report)
     if fine:
         console.print("\n[bold]Healthy[/]")
-        rows = ((Text(one.check, "green"), Text(visible(_seen(one.seen))), Text(one.healthy, "dim")) for one in fine)
-        _print_grid(console, rows, no_wrap=True)
+        rows = ((Text(one.rule, "green"), Text(visible(shown(one.seen))), Text(one.healthy, "dim")) for one in fine)
+        print_grid(console, rows, no_wrap=True)
     skipped = [one for one in report.results if isinstance(one, SkippedCheck)]
     if skipped:
         console.print("\n[bold]Not checked[/]")
-        _print_grid(console, ((Text(one.check, "dim"), Text(visible(one.reason))) for one in skipped))
+        print_grid(console, ((Text(one.rule, "dim"), Text(visible(one.reason))) for one in skipped))
     console.print()
-
-
-def _show_finding(console: Console, finding: Problem) -> None:
-    console.print()
-    console.print(Text(visible(f"{finding.severity}: {finding.title}"), COLOURS[finding.severity]))
-    console.print(Padding(Text(visible(finding.cause)), (0, 2)))
-    seen = "" if finding.seen is None else f"{_seen(finding.seen)}  ({finding.healthy})"
-    lines = {"seen": seen, "change": finding.fix, "source": finding.source}
-    _print_grid(console, ((Text(name, "dim"), Text(visible(text))) for name, text in lines.items() if text))
-
-
-def _print_grid(console: Console, rows: Iterable[tuple[Text, ...]], no_wrap: bool = False) -> None:
-    """Print rows in indented columns; with `no_wrap`, the first column is never wrapped."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=no_wrap)
-    for row in rows:
-        table.add_row(*row)
-    console.print(Padding(table, (0, 2)))
 
 
 def _show_tools(console: Console, report: Report) -> None:
@@ -103,7 +84,7 @@ def _show_tools(console: Console, report: Report) -> None:
         said = {"": tool.get("description", "")} | {
             name: one.get("description", "") for name, one in properties.items()
         }
-        _print_grid(console, ((Text(f"  {name}", "dim"), Text(visible(text))) for name, text in said.items()))
+        print_grid(console, ((Text(f"  {name}", "dim"), Text(visible(text))) for name, text in said.items()))
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -151,16 +132,8 @@ def _show_first(console: Console, report: Report) -> None:
     )
 
 
-def _sorted(report: Report) -> list[Problem]:
+def _sorted(report: Report) -> list[Finding]:
     return sorted(report.findings, key=lambda one: SEVERITIES.index(one.severity))
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    return {"rule": values.pop("check"), **values}
-
-
-def _seen(value: float | str) -> str:
-    return value if isinstance(value, str) else number(value)
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.config_paths import expanded
 from cavesson.correlation import rank_correlation
 from cavesson.data.chat import Chat
@@ -19,6 +18,7 @@ from cavesson.data.prompts import messages_of
 from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
+from cavesson.findings.finding import Finding, Fine, Result, Results, SkippedCheck
 from cavesson.randomness import Purpose, generator
 from cavesson.record import run_info
 from cavesson.rewards.settings import RewardSettings
@@ -74,7 +74,7 @@ def examine(examples: Sequence[Example], score: Score, learned: bool) -> Results
     good = np.array(score(rows, [one.good for one in examples]), float)
     worse = np.array([*score(rows, [""] * len(examples)), *score(rows, [examples[row - 1].good for row in rows])])
     if np.ptp(np.concatenate([good, worse[~np.isnan(worse)]])) == 0:
-        yield Problem(
+        yield Finding(
             "reward-constant",
             "error",
             "The reward is the same for every response",
@@ -114,7 +114,7 @@ def _pairs(examples: Sequence[Example], score: Score) -> Results:
         return
     won = _wins(better[~np.isnan(worse)], worse[~np.isnan(worse)])
     reverse = won < _CHANCE and stats.binomtest(round(won * len(pairs)), len(pairs)).pvalue < 0.05
-    yield Problem(
+    yield Finding(
         "reward-pairs",
         "error" if reverse else "warning",
         "The reward prefers worse responses" if reverse else "The reward barely prefers better responses",
@@ -140,7 +140,7 @@ def _spoiled(examples: Sequence[Example], score: Score, good: Numbers, learned: 
         if not differs:
             continue
         won = _wins(good[differs], earned)
-        yield Problem(
+        yield Finding(
             f"reward-{name}",
             "warning" if learned else "note",
             f"The reward does not prefer a response to {what}",
@@ -167,7 +167,7 @@ def _share_of_prompt(examples: Sequence[Example], score: Score) -> Result:
         return SkippedCheck("reward-query", "the reward does not judge every response after every other prompt")
     total = float(table.var())
     share = float(table.mean(1).var()) / total if total else 0.0
-    return Problem(
+    return Finding(
         "reward-query",
         "warning",
         "The reward scores the prompt",
@@ -183,7 +183,7 @@ def _length(examples: Sequence[Example], good: Numbers, learned: bool) -> Result
     """Check the correlation of reward and length (row 51)."""
     seen = rank_correlation([len(one.good) for one in examples], good) or 0.0
     longer = "longer" if seen > 0 else "shorter"
-    return Problem(
+    return Finding(
         "reward-length",
         "warning" if learned else "note",
         f"The reward rises as responses get {longer}",
@@ -212,7 +212,7 @@ def _tricks(examples: Sequence[Example], score: Score, good: Numbers, learned: b
         gain = float(more.mean()) / float(good.std())
         ups, downs = int((more > 0).sum()), int((more < 0).sum())
         sure = ups + downs > 0 and stats.binomtest(ups, ups + downs, alternative="greater").pvalue < 0.05
-        yield Problem(
+        yield Finding(
             f"reward-{name}",
             "warning" if learned else "note",
             f"The reward pays for {what}",

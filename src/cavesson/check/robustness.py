@@ -31,12 +31,12 @@ from cavesson.check.attacks import (
     malformed,
     of_other_rows,
 )
-from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.check.partial import close
 from cavesson.check.scoring import Numbers, Score, Scores
 from cavesson.check.swallowed import Raised
-from cavesson.doctor.words import number
 from cavesson.errors import UserCodeError
+from cavesson.findings.finding import Finding, Fine, Result, Results, SkippedCheck
+from cavesson.findings.words import number
 from cavesson.rollout.tools import Tool
 
 _LEAST = 4
@@ -193,7 +193,7 @@ class _Attacked:
         """Check what needs no right answers, because no answer that was tried earns more for being right."""
         every = [*self.seen]
         if np.ptp([one.mean for one in every]) == 0 and bar.mean > 0:
-            yield Problem(
+            yield Finding(
                 "attack-any",
                 "warning",
                 "Any answer earns as much as a right one",
@@ -274,13 +274,13 @@ class _Attacked:
         again = self._earned(first.answers)
         if again is not None:
             result = _same(first.answers, first.scores.values, again.scores.values, "before and after other answers")
-            if self.repeats and isinstance(result, Problem):
+            if self.repeats and isinstance(result, Finding):
                 yield result
 
     def _raises(self) -> Results:
         if self.failed is not None:
             error, said = self.failed
-            yield Problem(
+            yield Finding(
                 "reward-raises",
                 "warning",
                 "The reward raises an exception for some answers",
@@ -317,7 +317,7 @@ class _Attacked:
 def _judged(one: Attack, best: Earned, bar: Earned, floor: float, tasks: int) -> Result:
     least = floor + _SHARE * (bar.mean - floor)
     row = int(np.nanargmax(best.scores.values))
-    return Problem(
+    return Finding(
         one.check,
         "warning",
         one.title,
@@ -334,7 +334,7 @@ def _credit(share: float, rows: Sequence[int], earned: Earned, bar: Earned, wron
     best = int(np.nanargmax(earned.scores.values))
     score, right = float(earned.scores.values[best]), float(bar.scores.values[rows[best]])
     form = f", those in the right form {number(wrong)}" if wrong > floor + _gap(bar.mean, floor) else ""
-    return Problem(
+    return Finding(
         "attack-partial",
         "warning" if share >= _HALF else "note",
         "An answer that is plainly not right earns a part of the reward",
@@ -351,7 +351,7 @@ def _credit(share: float, rows: Sequence[int], earned: Earned, bar: Earned, wron
 def _same(answers: Sequence[Answer], first: Numbers, second: Numbers, when: str) -> Result:
     differs = ~np.isclose(first, second, rtol=1e-3, atol=1e-4, equal_nan=True)
     row = int(differs.argmax())
-    return Problem(
+    return Finding(
         "reward-repeats",
         "warning",
         "The same answer has two scores",
@@ -363,8 +363,8 @@ def _same(answers: Sequence[Answer], first: Numbers, second: Numbers, when: str)
     ).unless(not differs.any())
 
 
-def _exception(raised: Raised, said: str, seen: float) -> Problem:
-    return Problem(
+def _exception(raised: Raised, said: str, seen: float) -> Finding:
+    return Finding(
         "attack-exception",
         "warning",
         "The reward turns its own exception into a score",

@@ -12,7 +12,6 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.environment import check_environments, rows_of
-from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.check.precision import check_precision
 from cavesson.check.reward import ROWS, examine, read_examples, spread_out, unlearned
 from cavesson.check.robustness import attack
@@ -25,6 +24,7 @@ from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError, user_code
+from cavesson.findings.finding import Finding, Fine, Result, Results, SkippedCheck
 from cavesson.integrations.trackers import require
 from cavesson.models.device_memory import total_memory
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
@@ -85,8 +85,8 @@ class Report:
     """the schemas of the tools that the policy may call, with the names of their environments"""
 
     @property
-    def findings(self) -> list[Problem]:
-        return [one for one in self.results if isinstance(one, Problem)]
+    def findings(self) -> list[Finding]:
+        return [one for one in self.results if isinstance(one, Finding)]
 
 
 def check_run(plan: Planned, options: Options) -> Report:
@@ -150,7 +150,7 @@ class _Check:
         try:
             self.seen.results += part()
         except UserError as error:
-            self.seen.results.append(Problem(name, "error", "The run would stop here", str(error), "see the message"))
+            self.seen.results.append(Finding(name, "error", "The run would stop here", str(error), "see the message"))
             return False
         return True
 
@@ -177,7 +177,7 @@ class _Check:
     def _settings(self) -> Results:
         random = self.settings.model.path == "tiny" or self.settings.model.new is not None
         for result in check_settings(self.settings, self.weights, random):
-            if not (self.plan.begun and result.check == "run-folder"):
+            if not (self.plan.begun and result.rule == "run-folder"):
                 yield result
 
     def _data(self) -> Results:
@@ -224,7 +224,7 @@ class _Check:
         self.seen.memory = memory
         fits = _fits(memory, has, self.largest)
         yield fits
-        if isinstance(fits, Problem) and isinstance(settings, RolloutRun):
+        if isinstance(fits, Finding) and isinstance(settings, RolloutRun):
             half = self.largest._replace(prompt=max(1, self.largest.prompt // 2))
             less = rollout_memory(settings, half, self.tokenizer, rewards, place).peak
             lengths = [len(ids) for ids in self.prompts.ids]
@@ -360,7 +360,7 @@ def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: 
     if limit < 1:
         return
     over = sum(length > limit for length in lengths)
-    yield Problem(
+    yield Finding(
         "prompts-to-drop",
         "note",
         "Shorter prompts would fit",
@@ -372,7 +372,7 @@ def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: 
 
 
 def _fits(memory: "Memory", has: int, largest: Any) -> Result:
-    return Problem(
+    return Finding(
         "memory",
         "error",
         NO_MEMORY,
@@ -384,7 +384,7 @@ def _fits(memory: "Memory", has: int, largest: Any) -> Result:
 
 
 def _at_least(size: int, has: int) -> Result:
-    return Problem(
+    return Finding(
         "memory",
         "error",
         NO_MEMORY,

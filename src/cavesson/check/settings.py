@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Problem, Results
 from cavesson.command_line import continuation
+from cavesson.findings.finding import Finding, Results
 from cavesson.record.storage import check_new_record
 from cavesson.record.write.lock import is_free
 from cavesson.record.write.writable import check_writable
@@ -46,7 +46,7 @@ def _folder(run: Path) -> Results:
     check_writable(run)
     if not is_free(run):
         way = continuation(run)
-        yield Problem(
+        yield Finding(
             "run-folder",
             "error",
             "The run's folder exists already",
@@ -58,7 +58,7 @@ def _folder(run: Path) -> Results:
 def _filters(settings: RolloutRun) -> Results:
     """Check for filtered sampling where a KL is measured (rows 13 and 15 of the diagnosis)."""
     found, measured = settings.sampling.filters, settings.reference.kind != "none"
-    yield Problem(
+    yield Finding(
         "filtered-sampling",
         "error" if settings.kl_coef else "warning",
         "Filtered sampling makes the KL wrong",
@@ -74,7 +74,7 @@ def _filters(settings: RolloutRun) -> Results:
 def _temperature(settings: RolloutRun) -> Results:
     """Check that sampling and scoring use the same temperature (row 14)."""
     sampled, scored = settings.sampling.temperature, settings.scoring_temperature
-    yield Problem(
+    yield Finding(
         "temperature",
         "warning",
         "Sampled at one temperature, scored at another",
@@ -92,7 +92,7 @@ def _penalty(settings: RolloutRun) -> Results:
     if coef is None:
         return
     if target is not None:
-        yield Problem(
+        yield Finding(
             "kl-target",
             "warning",
             "The KL target is so large that policies may collapse",
@@ -102,7 +102,7 @@ def _penalty(settings: RolloutRun) -> Results:
             f"target of the KL in nats per response; at most {LARGEST_TARGET:g}, often 6",
             "TRL 0.7.10, how_to_train; arXiv:1909.08593",
         ).unless(target <= LARGEST_TARGET)
-    yield Problem(
+    yield Finding(
         "kl-coefficient",
         "warning",
         "The penalty may outweigh the reward",
@@ -135,7 +135,7 @@ def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool
     healthy = f"learning rate; at most about {highest:.1g} for {'adapters on ' if adapters else ''}{weights:,} weights"
     steps = settings.steps or 1000
     if rate > highest:
-        yield Problem(
+        yield Finding(
             "learning-rate",
             "warning",
             "The learning rate is high",
@@ -148,7 +148,7 @@ def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool
             "arXiv:2203.02155 and TRL 0.7.10 (1e-5 for PPO)" if is_rl else "arXiv:2001.08361, equation D.1",
         )
         return
-    yield Problem(
+    yield Finding(
         "learning-rate",
         "warning",
         "Nothing will be learned",
@@ -164,7 +164,7 @@ def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool
 def _warm_up(settings: RolloutRun | ExampleRun) -> Results:
     warm_up, steps = settings.optimizer.warmup_steps, settings.steps
     if steps is not None and warm_up >= steps:
-        yield Problem(
+        yield Finding(
             "warm-up",
             "warning",
             "The learning rate never reaches its peak",
@@ -177,7 +177,7 @@ def _warm_up(settings: RolloutRun | ExampleRun) -> Results:
 
 def _micro_batch(micro: int, rows: int) -> Results:
     if micro > rows:
-        yield Problem(
+        yield Finding(
             "micro-batch",
             "note",
             "The micro-batch is larger than the batch",
@@ -191,7 +191,7 @@ def _micro_batch(micro: int, rows: int) -> Results:
 def _fading(decay: float, longest: int, fix: str) -> Results:
     """Check the decay of credit: an advantage n tokens before the reward gets (γλ)^n of it (row 44)."""
     share = decay**longest
-    yield Problem(
+    yield Finding(
         "reward-fades",
         "warning",
         "The reward fades before it reaches the first tokens",

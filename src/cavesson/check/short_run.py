@@ -13,12 +13,13 @@ import numpy as np
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.disk import gigabytes
-from cavesson.check.finding import Problem, Result, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.plugins import all_rules
+from cavesson.doctor.told import told
 from cavesson.doctor.words import language
+from cavesson.findings.finding import Finding, Result, Results
 from cavesson.memory import peak_resident
 from cavesson.record import open as open_run
 from cavesson.scratch import Scratch
@@ -83,7 +84,7 @@ class Measured(NamedTuple):
     """None: the run samples nothing"""
     suggestion: Suggestion | None = None
     """None: the algorithm has no KL penalty"""
-    errors: Sequence[Problem] = ()
+    errors: Sequence[Finding] = ()
     """what the doctor finds in the record"""
 
 
@@ -169,26 +170,21 @@ def short_run(settings: RolloutRun | ExampleRun, rollouts: int, steps: int) -> M
     return Measured(batch, seconds, peak_resident(), _first(rows, compared), suggestion, errors)
 
 
-def _diagnosed(data: RunData) -> list[Problem]:
+def _diagnosed(data: RunData) -> list[Finding]:
     """Return the doctor's errors in the short run's record, such as a ratio that is not 1 before the first update.
 
     The doctor's warnings need more steps.
     """
-    words = language("en")
     # The settings already say whether end tokens were forbidden, so that rule is not needed.
     rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
-    found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
-    said = [(one, words.texts(one.rule, one.reading, one.names)) for one in found]
-    return [
-        Problem(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
-        for one, t in said
-    ]
+    found = told(diagnose(data, rules), language("en"))
+    return [one for one in found if one.root and one.severity == "error"]
 
 
 def judge_memory(measured: Measured, has: int) -> Results:
     """Compare the measured peak, if the system reports it, with the bytes that the run may take."""
     if measured.peak:
-        yield Problem(
+        yield Finding(
             "memory-measured",
             "error",
             NO_MEMORY,
@@ -202,7 +198,7 @@ def judge_memory(measured: Measured, has: int) -> Results:
 def judge(first: First, suggestion: Suggestion | None, settings: RolloutRun) -> Results:
     """Judge the first responses and the KL coefficient of the recipe, if there is one."""
     cut = 1 - first.ended
-    yield Problem(
+    yield Finding(
         "responses-cut",
         "warning",
         "Most responses do not end",
@@ -214,7 +210,7 @@ def judge(first: First, suggestion: Suggestion | None, settings: RolloutRun) -> 
         "DAPO, arXiv:2503.14476",
     ).unless(cut <= _MAX_CUT)
     if first.equal_groups is not None:
-        yield Problem(
+        yield Finding(
             "groups-equal",
             "warning",
             "Most groups carry no signal",
@@ -233,7 +229,7 @@ def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Result:
     fixed = given > 0 and settings.kl.target is None
     off = fixed and not suggestion.coef / _WEAKER <= given <= suggestion.coef * _STRONGER
     low = given < suggestion.coef
-    return Problem(
+    return Finding(
         "kl-coefficient-measured",
         "warning",
         "The penalty is much weaker than the reward" if low else "The penalty is much stronger than the reward",

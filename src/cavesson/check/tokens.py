@@ -3,8 +3,8 @@
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Problem, Results
 from cavesson.data.view import assistant_turn_end
+from cavesson.findings.finding import Finding, Results
 from cavesson.models.parts import position_limit
 
 
@@ -27,7 +27,7 @@ def check_tokens(
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
     tokens, rows = len(tokenizer), config.get_text_config().vocab_size
-    yield Problem(
+    yield Finding(
         "vocabulary",
         "error",
         "The tokenizer has tokens that the model does not know",
@@ -47,7 +47,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
     names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(known)))) or "none"
     turn_end = assistant_turn_end(settings.data, tokenizer)
     if not known:
-        yield Problem(
+        yield Finding(
             "end-token",
             "error",
             "No response can end",
@@ -59,7 +59,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
         )
         return
     token = None if turn_end is None else tokenizer.convert_ids_to_tokens(turn_end)
-    yield Problem(
+    yield Finding(
         "end-token",
         "error" if isinstance(settings, RolloutRun) else "warning",
         "The chat template ends a turn with a token that does not end a response",
@@ -73,7 +73,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:
     pad, unknown = tokenizer.pad_token, tokenizer.unk_token
-    yield Problem(
+    yield Finding(
         "padding",
         "warning",
         "Padding looks like unknown text",
@@ -91,7 +91,7 @@ def _positions(config: PretrainedConfig, longest: int) -> Results:
     most = position_limit(config)
     if most is None:
         return
-    yield Problem(
+    yield Finding(
         "positions",
         "error",
         "Sequences are longer than the model can read",

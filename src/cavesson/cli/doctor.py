@@ -93,9 +93,10 @@ def _diagnose(
     allow_remote: bool,
 ) -> None:
     from cavesson.doctor.data import RunData
-    from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
+    from cavesson.doctor.diagnosis import diagnose
     from cavesson.doctor.plugins import all_rules
     from cavesson.doctor.words import language as language_named
+    from cavesson.findings.finding import SEVERITIES, worst
     from cavesson.process_limits import small_process
     from cavesson.record import open as open_run
     from cavesson.record.files import write_text
@@ -122,7 +123,7 @@ def _diagnose(
         from cavesson.doctor.report.terminal import show
 
         show(console(), data, diagnosis, words)
-    found = worst(diagnosis.findings)
+    found = worst(one.severity for one in diagnosis.findings)
     if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):
         raise typer.Exit(1)
 

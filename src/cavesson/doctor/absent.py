@@ -4,8 +4,8 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
-from cavesson.doctor.finding import Phrase
 from cavesson.doctor.readings import lengths
+from cavesson.findings.words import Phrase
 from cavesson.record.schema import SOURCE_CODES
 
 SAMPLED = SOURCE_CODES["sampled"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.doctor.finding import Phrase
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
+from cavesson.findings.words import Phrase
 from cavesson.record.keys import rollout_keys
 
 Found = Mapping[str, Any] | None

@@ -1,25 +1,26 @@
 """Applies the rules to a run and separates causes from consequences."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cavesson.doctor.advice import Names, names_for
-from cavesson.doctor.counterparts import Counterparts, counterparts
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derivation import Derivation
-from cavesson.doctor.finding import Phrase, Reading, Skipped
 from cavesson.doctor.onset import with_onset
 from cavesson.doctor.proposal import proposal
+from cavesson.doctor.reading import Reading, Skipped
 from cavesson.doctor.recording import needs, recordable
 from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
+from cavesson.findings.finding import SEVERITIES, Severity, TrainerSettingNames
+from cavesson.findings.fixes import Names, names_for
+from cavesson.findings.trainers import trainer_setting_names
+from cavesson.findings.words import Phrase
 
-SEVERITIES = ("error", "warning", "note")
 NOTHING = Phrase("the run has nothing to measure")
 NO_ROLLOUTS = Phrase("judges sampled responses; this run learns from given texts")
 HELD_OUT = Phrase("judges what training samples; this record has held-out responses only")
@@ -28,7 +29,7 @@ SAME_TIME = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class Detection:
     """A problem that a rule found."""
 
     rule: Rule
@@ -43,12 +44,12 @@ class Finding:
     """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
     names: Names | None = None
     """What the settings of the fix are called in the run; None: as in Cavesson."""
-    counterparts: Counterparts | None = None
+    trainer_setting_names: TrainerSettingNames | None = None
     """The settings that the fix names, in the run's trainer; None if it is Cavesson, not known, or has none of them."""
 
     @property
-    def severity(self) -> str:
-        """``error``, ``warning`` or ``note``."""
+    def severity(self) -> Severity:
+        """That of the rule."""
         return self.rule.severity
 
 
@@ -56,7 +57,7 @@ class Finding:
 class Diagnosis:
     """The result of applying the rules to a run."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Detection, ...]
     """Causes first, the most certain first; then what they explain."""
     healthy: tuple[tuple[Rule, Reading], ...]
     skipped: tuple[Skipped, ...]
@@ -64,7 +65,7 @@ class Diagnosis:
     """The number of steps that were judged."""
 
     @property
-    def causes(self) -> tuple[Finding, ...]:
+    def causes(self) -> tuple[Detection, ...]:
         """The findings that no other finding explains."""
         return tuple(finding for finding in self.findings if finding.cause)
 
@@ -90,10 +91,11 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped), len(data.steps))
 
 
-def _advised(data: RunData, finding: Finding) -> Finding:
+def _advised(data: RunData, finding: Detection) -> Detection:
     info, fix = data.info, finding.rule.texts.fix
     settings = proposal(data, finding.rule, finding.reading)
-    return replace(finding, settings=settings, names=names_for(info, fix), counterparts=counterparts(info, fix))
+    theirs = trainer_setting_names(info, fix)
+    return replace(finding, settings=settings, names=names_for(info, fix), trainer_setting_names=theirs)
 
 
 def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:
@@ -193,7 +195,7 @@ def _is_met(data: RunData, need: str, recorded: bool) -> bool:
     return any(data.recorded(one) if recorded else data.has(one) for one in need.split("|"))
 
 
-def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
+def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Detection]:
     """Return the findings, each consequence under the first cause that explains it, directly or through others."""
     place = {rule.name: i for i, (rule, _) in enumerate(sick)}
     above: dict[int, int] = {}
@@ -205,7 +207,7 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
     under: dict[int, list[str]] = {}
     for j in sorted(above):
         under.setdefault(_top(j, above), []).append(sick[j][0].name)
-    found = [Finding(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(sick)]
+    found = [Detection(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(sick)]
     return sorted(found, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
 
 
@@ -248,9 +250,3 @@ def _top(j: int, above: dict[int, int]) -> int:
     while j in above:
         j = above[j]
     return j
-
-
-def worst(findings: Iterable[Finding]) -> str | None:
-    """Return the highest severity among the findings; None if there are none."""
-    grave = [SEVERITIES.index(finding.severity) for finding in findings]
-    return SEVERITIES[min(grave)] if grave else None

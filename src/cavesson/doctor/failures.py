@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cavesson.doctor.diagnosis import NOTHING, Diagnosis
-from cavesson.doctor.finding import Phrase, Skipped
+from cavesson.doctor.reading import Skipped
+from cavesson.findings.words import Phrase
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import cavesson.record
-from cavesson.doctor import findings_file
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.plugins import all_rules
-from cavesson.doctor.report.summary import in_trainer, open_failures, summary
-from cavesson.doctor.words import LANGUAGES, Language, language, number
+from cavesson.doctor.report.summary import open_failures, summary
+from cavesson.doctor.told import told
+from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
+from cavesson.findings.stored import Findings, write_findings
 from cavesson.process_limits import small_process, yield_cpu
 from cavesson.record.read.index_folder import fingerprint
 from cavesson.record.run_folder import attempts
@@ -40,47 +42,20 @@ def look(path: str, file: Path, version: str) -> None:
         if attempts(data.run.storage) == begun:
             raise
         return  # the run was resumed meanwhile, which superseded some rollouts: the next look sees what it has now
-    seen = findings_file.Findings(
+    seen = Findings(
         run=fingerprint(data.run),
         version=version,
         seconds=time.monotonic() - began,
         summary={name: summary(diagnosis, language(name)) for name in LANGUAGES},
         not_excluded={name: tuple(open_failures(diagnosis, language(name))) for name in LANGUAGES},
-        found={name: causes(data, diagnosis, language(name)) for name in LANGUAGES},
+        last_step=data.last_step or 0,
+        found={
+            name: tuple(replace(one, seen=one.shown) for one in told(diagnosis, language(name)) if one.root)
+            for name in LANGUAGES
+        },
     )
     if file.parent.is_dir():
-        findings_file.write_findings(file, seen)
-
-
-def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings_file.StoredFinding, ...]:
-    """Return the findings that no other finding explains."""
-    titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
-    return tuple(_cause(one, titles, data.last_step or 0, words) for one in diagnosis.causes)
-
-
-def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings_file.StoredFinding:
-    rule, reading = finding.rule, finding.reading
-    texts = words.texts(rule, reading, finding.names)
-    return findings_file.StoredFinding(
-        id=rule.name,
-        severity=rule.severity,
-        title=texts.title,
-        text=texts.cause,
-        steps=None if reading.since is None else (reading.since, max(last_step, reading.since)),
-        between=reading.between,
-        rollouts=tuple(
-            findings_file.Place(step=place.step, sample=place.sample, token=place.start)
-            for place in reading.evidence
-            if place.sample is not None
-        ),
-        seen=number(reading.seen),
-        healthy=texts.healthy,
-        fix=texts.fix,
-        counterparts=finding.counterparts and in_trainer(finding, words),
-        source=rule.source,
-        explains=tuple(titles[name] for name in finding.explains),
-        consequences=finding.explains,
-    )
+        write_findings(file, seen)
 
 
 def _end_with(parent: int) -> None:

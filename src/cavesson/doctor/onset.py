@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.series import MAX_POINTS, Array, Series, averaged, smoothed
 
 CONFIDENCE = 0.9

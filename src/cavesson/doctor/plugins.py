@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import language

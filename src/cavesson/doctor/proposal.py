@@ -1,18 +1,16 @@
 """The settings that a finding proposes to change, with values computed from those of the run."""
 
-import json
 import math
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cavesson.command_line import is_trained_here
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.rule import Rule
-from cavesson.doctor.settings import has_effect, in_run
+from cavesson.findings.fixes import has_effect, in_run
 
 MOVED = 0.03
 """½·mean((log π − log π_old)²) per token and step to aim for: the middle of what is usual (0.01 to 0.05)."""
@@ -47,17 +45,6 @@ def _at(config: Any, name: str) -> Any:
             return _MISSING
         config = config[key]
     return config
-
-
-def flags(settings: Mapping[str, Any]) -> str:
-    """Return settings as flags of a command."""
-    return " ".join(f"--{name} {shlex.quote(_text(value))}" for name, value in settings.items())
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def rounded(value: float) -> float:

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.onset import of_events
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.series import Array, Series, earliest, over_median, since, smoothed, trend
+from cavesson.findings.words import Phrase, Share
 
 HIGH = 10.0
 """Times the median of the steps before."""

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.doctor.derivation import Derivation
-from cavesson.doctor.finding import Evidence
 from cavesson.doctor.names import KINDS, SETTINGS, is_of_update, logged_as
 from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Array, Series, series
-from cavesson.doctor.settings import in_run
 from cavesson.doctor.turns import Turns
+from cavesson.findings.finding import Evidence
+from cavesson.findings.fixes import in_run
 from cavesson.importers.traits import traits_of
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cavesson.doctor.derive import BY_NAME
-from cavesson.doctor.finding import Phrase
+from cavesson.findings.trainers import TRAINERS, trainer_of
+from cavesson.findings.words import Phrase
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, TURN_COLUMNS
 from cavesson.record.write.statistics import NEEDS
 
@@ -36,14 +37,18 @@ COLUMNS = {
 class Way:
     """Lines of code that record the runs of a trainer."""
 
-    trainer: str
     name: str
-    """What run.json calls it: as ``trainer`` if a hook recorded the run, as ``format`` if it was imported."""
+    """What run.json calls it, as in ``TRAINERS``."""
     code: str
     records: frozenset[str]
     """``rows.NAME``, ``tokens.NAME`` and ``turns.NAME``, as in the needs of a rule."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Columns that the trainer has only under a condition → the condition."""
+
+    @property
+    def trainer(self) -> str:
+        """The name of the trainer."""
+        return TRAINERS[self.name]
 
     def commented(self, columns: Iterable[str]) -> str:
         """Return the lines, and the conditions of some of their columns as comments."""
@@ -59,7 +64,6 @@ _TURNS, _EPISODES = "role name arguments text first_token tokens error", "GRPO w
 
 WAYS = (
     Way(
-        "TRL",
         "trl",
         'from cavesson.integrations.trl import record\nrecord(trainer, "runs/mine")  # before trainer.train()',
         _columns(
@@ -82,7 +86,6 @@ WAYS = (
     ),
     Way(
         "verl",
-        "verl",
         "from cavesson.integrations.verl import record\n"
         'record(trainer, "runs/mine")  # in main_ppo.py, before trainer.fit()',
         _columns(
@@ -96,7 +99,6 @@ WAYS = (
         },
     ),
     Way(
-        "OpenRLHF",
         "openrlhf",
         "from cavesson.integrations.openrlhf import record\n"
         'record("runs/mine", global_step, experiences, self.tokenizer, self.args)  '
@@ -112,14 +114,12 @@ WAYS = (
         },
     ),
     Way(
-        "NeMo RL",
         "nemo-rl",
         "cavesson import logs/exp_001 runs/mine  # train_data_step*.jsonl, which NeMo RL writes by default",
         _columns("split group prompt_ids reward", "token_id learned logprob sampler_logprob advantage"),
         {"rows.split": "grpo.val_period above 0"},
     ),
     Way(
-        "NeMo RL",
         "nemo-rl",
         'log_data["reference_policy_logprobs"] = train_data["reference_policy_logprobs"].tolist()  '
         "# in grpo.py, before log_batched_dict_as_jsonl; then cavesson import",
@@ -127,7 +127,6 @@ WAYS = (
         {"tokens.ref_logprob": "grpo.skip_reference_policy_logprobs_calculation=false (otherwise they are all 0)"},
     ),
     Way(
-        "prime-rl",
         "prime-rl",
         "cavesson import RUN_DIR runs/mine  # the traces of the file monitor, which prime-rl writes by default",
         _columns(
@@ -142,12 +141,6 @@ WAYS = (
     ),
 )
 """A trainer has several if one line does not record everything."""
-TRAINERS = {way.name: way.trainer for way in WAYS}
-
-
-def trainer_of(info: Mapping[str, Any]) -> str:
-    """Return what run.json calls the trainer, as in ``Way.name``; empty if it names none."""
-    return str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
 
 
 def needs(several: Iterable[str]) -> str:

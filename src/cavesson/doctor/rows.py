@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.doctor.finding import Evidence
 from cavesson.doctor.series import Array, Series, read_only, series
+from cavesson.findings.finding import Evidence
 from cavesson.text.words import words
 
 Lookup = Callable[[str], Callable[[Any], Any] | None]

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import TYPE_CHECKING, Any, get_args
 
-from cavesson.doctor.finding import Phrase, Reading, Severity
 from cavesson.doctor.names import KINDS
+from cavesson.doctor.reading import Reading
+from cavesson.findings.finding import Severity
+from cavesson.findings.words import Phrase
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData

@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.doctor.finding import Evidence, Phrase
 from cavesson.doctor.rows import Lookup, Rows, measured, nothing, numbers
 from cavesson.doctor.series import Array, Series, read_only
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import Phrase
 from cavesson.record import Run
 from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rows_of_tokens

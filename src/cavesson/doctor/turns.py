@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from cavesson.doctor.finding import Evidence
 from cavesson.doctor.rows import Rows, measured, numbers
 from cavesson.doctor.series import Array, Series, mean_by_step, read_only
+from cavesson.findings.finding import Evidence
 from cavesson.record.keys import rows_of_tokens
 
 LATE = re.compile(r"time[ds]?[ _-]?out|deadline|took (too long|longer)|returned nothing within", re.IGNORECASE)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from cavesson.doctor.findings_file import read_findings
+from cavesson.findings.stored import read_findings
 
 SHARE = 0.01
 """Maximum share of the time that diagnoses may take."""

@@ -1,43 +1,18 @@
 """The texts of a finding in the user's language."""
 
-import math
 import os
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-import numpy as np
-
-from cavesson.doctor.advice import Names, advice
-from cavesson.doctor.finding import Percent, Phrase, Reading, Skipped, Words
+from cavesson.doctor.reading import Reading, Skipped, Words
 from cavesson.doctor.rule import Rule, Texts
+from cavesson.findings.fixes import Names, advice
+from cavesson.findings.words import Phrase, exact, number
 from cavesson.text.visible import visible
 
 LANGUAGES = ("en", "zh", "vi")
-
-
-def number(value: float) -> str:
-    """Return a readable number: three significant digits, an exponent only if needed, and shares in per cent."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    if isinstance(value, Percent):
-        return f"{100 * value:{'.0f' if abs(value) >= 0.1 else '.2g'}} %".replace("-", "−")
-    if value == int(value) and abs(value) < 1e6:
-        text = f"{int(value)}"
-    elif 1e-4 <= abs(value) < 1e5:
-        value = float(f"{value:.2e}") if abs(value) < 100 else value
-        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
-    else:
-        text = f"{value:.2e}"
-    return text.replace("-", "−")
-
-
-def exact(value: float) -> str:
-    """Return a limit as it was stated: all its digits, no exponent, and shares in per cent."""
-    if isinstance(value, Percent):
-        return f"{100 * value:g} %"
-    return np.format_float_positional(value, trim="-").replace("-", "−")
 
 
 def limits_of(rule: Rule) -> dict[str, str]:

@@ -9,7 +9,7 @@ from cavesson.algorithms.runs import RolloutRun
 from cavesson.command_line import is_trained_here
 from cavesson.config import check
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.diagnosis import Detection, Diagnosis
 from cavesson.doctor.words import Language
 from cavesson.errors import UserError
 from cavesson.record import run_info
@@ -58,7 +58,7 @@ def check_run(run: Path) -> None:
         raise UserError(f"{run} is a run of {info['algorithm']}: --fix compares runs that sample responses")
 
 
-def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -> Finding:
+def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -> Detection:
     """Return the finding to fix: the first cause with a setting that ends it, or the one that is named.
 
     Raises:
@@ -78,7 +78,7 @@ def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -
     return fixable[0]
 
 
-def new_plan(run: Path, data: RunData, finding: Finding, steps: int | None, start: int | None) -> Plan:
+def new_plan(run: Path, data: RunData, finding: Detection, steps: int | None, start: int | None) -> Plan:
     """Return the plan for a finding.
 
     Args:

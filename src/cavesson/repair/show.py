@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.doctor.diagnosis import Diagnosis
-from cavesson.doctor.proposal import flags
-from cavesson.doctor.words import Language, number
+from cavesson.doctor.words import Language
+from cavesson.findings.fixes import flags
+from cavesson.findings.words import number
 from cavesson.repair.compare import Compared
 from cavesson.repair.verify import Outcome
 from cavesson.text.visible import visible

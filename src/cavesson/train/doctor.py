@@ -1,14 +1,15 @@
 """The doctor during training: it reports findings or stops the run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cavesson.algorithms.settings import DoctorSettings
 from cavesson.command_line import command_line
-from cavesson.doctor.findings_file import StoredFinding, findings_file, read_findings
 from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
 from cavesson.errors import StoppedError, print_error
+from cavesson.findings.finding import Finding
+from cavesson.findings.report import described, line
+from cavesson.findings.stored import findings_file, read_findings
 from cavesson.record import open as open_run
 from cavesson.record.read.index_folder import index_folder
 from cavesson.train.log import LOGGER
@@ -57,13 +58,13 @@ class Doctor(Callback):
         grave = [finding for finding in new if self.settings.answer(finding) == "stop"]
         for finding in new:
             if finding not in grave:
-                LOGGER.warning("doctor: %s", _described(finding))
-                print_error(f"doctor: {_described(finding)}")
-        return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
+                LOGGER.warning("doctor: %s", described(finding))
+                print_error(f"doctor: {described(finding)}")
+        return "\n".join(described(finding, self.settings.stopping(finding)) for finding in grave) or None
 
-    def _names(self, finding: StoredFinding) -> set[str]:
+    def _names(self, finding: Finding) -> set[str]:
         """Return the rules that are reported with a finding: its own, and those of consequences that stop the run."""
-        return {finding.id, *self.settings.stopping(finding)}
+        return {finding.rule, *self.settings.stopping(finding)}
 
 
 def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
@@ -74,7 +75,7 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
     seen = read_findings(watch.file)
     judged = seen.summary.get(language().name, "") if seen else ""
     found = _found(watch, settings)
-    lines = [f"         {_title(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
+    lines = [f"         {line(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
     return [f"doctor   {judged}", *lines, f"         {len(found)} to look at: {command_line('doctor', watch.run)}"]
 
 
@@ -86,19 +87,7 @@ def _watch(settings: DoctorSettings, folder: Path) -> Watch:
     return Watch(run.folder, findings_file(place), settings.share, after=1 / settings.share)
 
 
-def _found(watch: Watch, settings: DoctorSettings) -> list[StoredFinding]:
+def _found(watch: Watch, settings: DoctorSettings) -> list[Finding]:
     seen = read_findings(watch.file)
     found = seen.found[language().name] if seen else ()
     return [finding for finding in found if settings.answer(finding) != "ignore"]
-
-
-def _described(finding: StoredFinding, explains: Sequence[str] = ()) -> str:
-    follows = f" Explains: {', '.join(explains)}." if explains else ""
-    return f"{_title(finding)}. {finding.text}{follows} Change: {finding.fix}"
-
-
-def _title(finding: StoredFinding) -> str:
-    since = f" since step {finding.steps[0]}" if finding.steps else ""
-    if finding.between and finding.between[0] < finding.between[1]:
-        since += f" (90 %: {finding.between[0]}–{finding.between[1]})"
-    return f"{finding.severity} {finding.id}{since}: {finding.title}"

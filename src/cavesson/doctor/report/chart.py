@@ -3,9 +3,10 @@
 import math
 from html import escape
 
-from cavesson.doctor.finding import Curve, Reading, Share
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.series import averaged
 from cavesson.doctor.words import Language
+from cavesson.findings.words import Share
 
 WIDTH, HEIGHT = 720, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 18, 24

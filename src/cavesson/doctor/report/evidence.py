@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cavesson.doctor.finding import Evidence
-from cavesson.doctor.report.plain import view
 from cavesson.doctor.rows import numbers
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.series import Array
-from cavesson.doctor.words import Language, number
+from cavesson.doctor.words import Language
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import number
 from cavesson.record import Run
 from cavesson.text.visible import visible
 
@@ -66,9 +66,9 @@ def plain_text(text: str) -> str:
 def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str | None) -> str:
     say = language.phrase
     head = f"{say('step')} {place.step}"
-    address = f"<code>{escape(view(place))}</code>"
+    address = f"<code>{escape(place.view)}</code>"
     if board is not None:
-        address = f'<a href="{escape(board.rstrip("/"))}/{escape(view(place))}">{address}</a>'
+        address = f'<a href="{escape(board.rstrip("/"))}/{escape(place.view)}">{address}</a>'
     if place.sample is None:
         return f"<figure><figcaption>{escape(head)} {address}</figcaption></figure>"
     rollout = run.rollout(place.step, place.sample)

@@ -2,19 +2,26 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Diagnosis, Finding
-from cavesson.doctor.finding import Reading
-from cavesson.doctor.proposal import flags
-from cavesson.doctor.recording import DOCS, needs
+from cavesson.doctor.diagnosis import Detection, Diagnosis
+from cavesson.doctor.reading import Reading
+from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
-from cavesson.doctor.report.summary import how_to_record, in_trainer, open_failures, recipe_title, since, summary
-from cavesson.doctor.words import Language, number
+from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, summary
+from cavesson.doctor.told import told
+from cavesson.doctor.words import Language
+from cavesson.findings.finding import Finding
+from cavesson.findings.report import facts, since
+from cavesson.findings.words import number
+
+Told = tuple[Detection, Finding]
+SHOWN_APART = ("explains", "place")
+"""Facts that the page shows in another form: consequences with their own facts, and the rollouts themselves."""
 
 
 def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | None = None) -> str:
@@ -24,8 +31,11 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     steps = data.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
-    folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
-    causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
+    found = {
+        one.rule.name: (one, finding)
+        for one, finding in zip(diagnosis.findings, told(diagnosis, language), strict=True)
+    }
+    causes = "".join(_cause(data, one, found, language, board) for one in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
@@ -57,43 +67,33 @@ def _style() -> str:
     return files("cavesson.doctor").joinpath("report", "page.css").read_text("utf-8") + "\n".join(shades)
 
 
-def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language: Language, board: str | None) -> str:
-    title = language.texts(finding.rule, finding.reading).title
-    under = "".join(_consequence(data, folded[name], language) for name in finding.explains)
-    consequences = language.phrase("explains")
-    explains = f'<p class="muted">{escape(consequences)}</p>{under}' if under else ""
-    head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(title)}'
+def _cause(data: RunData, one: Detection, found: Mapping[str, Told], language: Language, board: str | None) -> str:
+    _, finding = found[one.rule.name]
+    under = "".join(_consequence(data, *found[name], language) for name in finding.explains)
+    explains = f'<p class="muted">{escape(language.phrase("explains"))}</p>{under}' if under else ""
+    head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(finding.title)}'
     head += f"<small>{escape(_since(data, finding, language))}</small></h2>"
-    shown = evidence(data.run, finding.rule, finding.reading.evidence, language, board)
-    return f'<article class="{finding.severity}">{head}{_body(finding, language)}{shown}{explains}</article>'
+    shown = evidence(data.run, one.rule, finding.evidence, language, board)
+    return f'<article class="{finding.severity}">{head}{_body(one, finding, language)}{shown}{explains}</article>'
 
 
-def _consequence(data: RunData, finding: Finding, language: Language) -> str:
-    title = language.texts(finding.rule, finding.reading).title
+def _consequence(data: RunData, one: Detection, finding: Finding, language: Language) -> str:
     began = _since(data, finding, language)
-    head = f'<summary>{escape(title)} <span class="muted">{escape(began)}</span></summary>'
-    return f"<details>{head}{_body(finding, language)}</details>"
+    head = f'<summary>{escape(finding.title)} <span class="muted">{escape(began)}</span></summary>'
+    return f"<details>{head}{_body(one, finding, language)}</details>"
 
 
 def _since(data: RunData, finding: Finding, language: Language) -> str:
-    return since(finding.reading, int(data.steps[0]) if len(data.steps) else 0, language)
+    return since(finding, language.phrase, int(data.steps[0]) if len(data.steps) else 0)
 
 
-def _body(finding: Finding, language: Language) -> str:
-    rule, reading, say = finding.rule, finding.reading, language.phrase
-    texts = language.texts(rule, reading, finding.names)
-    facts = (
-        ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
-        ("fix", say("change"), texts.fix),
-        ("fix", *in_trainer(finding, language)),
-        ("fix", say("settings"), flags(finding.settings)),
-        ("", say("derived"), "; ".join(f"{needs(one.gives)}: {say(one.how)}" for one in finding.derived)),
-        ("", say("source"), rule.source),
-    )
+def _body(one: Detection, finding: Finding, language: Language) -> str:
     lines = "".join(
-        f'<dt>{escape(name)}</dt><dd class="{kind}">{plain_text(text)}</dd>' for kind, name, text in facts if text
+        f'<dt>{escape(fact.label)}</dt><dd class="{fact.kind}">{plain_text(fact.text)}</dd>'
+        for fact in facts(finding, language.phrase)
+        if fact.kind not in SHOWN_APART
     )
-    return f"<p>{plain_text(texts.cause)}</p>{_drawn(reading, language)}<dl>{lines}</dl>"
+    return f"<p>{plain_text(finding.cause)}</p>{_drawn(one.reading, language)}<dl>{lines}</dl>"
 
 
 def _drawn(reading: Reading, language: Language) -> str:

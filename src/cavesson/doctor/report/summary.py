@@ -1,9 +1,8 @@
 """How much of a run a diagnosis could judge, in words."""
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.diagnosis import Diagnosis
 from cavesson.doctor.failures import not_excluded
-from cavesson.doctor.finding import Reading
 from cavesson.doctor.recording import Recipe, needs, recipes
 from cavesson.doctor.words import Language
 
@@ -31,36 +30,6 @@ def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, s
         advice = [record.format(what=needs(lacking))] if lacking else []
         found.append((language.phrase(failure.title), "; ".join([*advice, *map(language.reason, reasons)])))
     return found
-
-
-def since(reading: Reading, first: int, language: Language) -> str:
-    """Return since when a problem exists, and over which steps it was judged if not over the whole run.
-
-    Args:
-        reading: The finding.
-        first: The first step of the run.
-        language: The language.
-    """
-    if reading.since is None:
-        return ""
-    text = f"{language.phrase('since step')} {reading.since}"
-    if reading.between == (first, first):
-        text += f" ({language.phrase('the first')})"
-    elif reading.between is not None:
-        low, high = reading.between
-        text += f" (90 %: {low})" if low == high else f" (90 %: {low}–{high})"
-    if reading.window is not None:
-        text += f", {language.phrase('judged over steps')} {reading.window[0]}–{reading.window[1]}"
-    return text
-
-
-def in_trainer(finding: Finding, language: Language) -> tuple[str, str]:
-    """Return a label and what the settings of the fix are called in the run's trainer; the latter can be empty."""
-    found = finding.counterparts
-    if found is None:
-        return "", ""
-    names = "; ".join(f"{setting} → {name}" for setting, name in found.settings.items())
-    return language.phrase("in {trainer}").format(trainer=found.trainer), names
 
 
 def how_to_record(data: RunData, diagnosis: Diagnosis) -> list[Recipe]:

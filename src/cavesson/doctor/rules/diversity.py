@@ -6,14 +6,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
 from cavesson.doctor.proposal import at_least, calmer, stronger, tighter
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import MIN_SHARE, collapse, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
+from cavesson.findings.words import Percent, Phrase, Share
 from cavesson.text.ngrams import NGrams
 from cavesson.text.statistics import flat
 

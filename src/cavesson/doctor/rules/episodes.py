@@ -4,12 +4,13 @@ import numpy as np
 
 from cavesson.doctor.absent import no_turns
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import at_least
 from cavesson.doctor.rule import rule
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 from cavesson.doctor.turns import Turns
+from cavesson.findings.words import Phrase, Share
 from cavesson.record.schema import SOURCE_CODES
 
 FAR, NEAR = 1.0, 0.1

@@ -8,14 +8,15 @@ from cavesson.doctor.absent import no_ratio, no_reference, other_reference
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.endings import named_ends, padding_of
 from cavesson.doctor.derive.versions import policy_changes
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
+from cavesson.findings.words import Phrase, Share
 from cavesson.record.schema import SOURCE_CODES
 
 EXACT, ROUNDED = 1e-3, 0.05

@@ -7,13 +7,14 @@ import numpy as np
 from cavesson.doctor.absent import no_penalty, no_reference
 from cavesson.doctor.data import RunData
 from cavesson.doctor.estimates import estimates
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
+from cavesson.findings.words import Percent, Phrase, Share
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
 PERSISTENT = 5

@@ -8,9 +8,10 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import early_part
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import since, smoothed
+from cavesson.findings.words import Phrase, Share
 
 USUAL = 0.05
 """Share of the letters of the first responses from which a script is one of theirs."""

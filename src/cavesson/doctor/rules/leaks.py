@@ -9,12 +9,14 @@ import numpy as np
 
 from cavesson.doctor.absent import no_turns
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Evidence, Phrase, Reading, Share
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.readings import at_least
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array
 from cavesson.doctor.turns import Turns
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import Phrase, Share
 
 WORD = re.compile(r"[^\W_]{3,}|\d{2,}")
 MIN_GROUPS, MIN_PAIRS = 20, 20

@@ -7,12 +7,13 @@ import numpy as np
 from cavesson.correlation import rank_correlation
 from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import repeated, within
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
+from cavesson.findings.words import Phrase, Share
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISMATCH
@@ -11,6 +11,7 @@ from cavesson.doctor.rules.invariants import is_exact
 from cavesson.doctor.rules.sampling import NOISE, SURPRISE, is_from_start, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
+from cavesson.findings.words import Phrase, Share
 
 LESS_LIKELY = Phrase(
     "On average, the policy gives the sampled tokens a lower probability than tokens that it would sample itself"

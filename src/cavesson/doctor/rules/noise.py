@@ -5,14 +5,15 @@ from collections import Counter
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Phrase, Reading, Share
 from cavesson.doctor.groups import mean_of, within
+from cavesson.doctor.reading import Reading
 from cavesson.doctor.readings import noise_of
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED
 from cavesson.doctor.rules.kl import objective
 from cavesson.doctor.series import Array, Series, trend
+from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import words
 
 WORDS = 40

@@ -8,13 +8,14 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import Effects, Rewards, clear_of, early_part, grows, late_parts, share_of
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import rounded
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
+from cavesson.findings.words import Phrase, Share
 from cavesson.text.features import CHARACTER, NGRAM, WORD, features
 from cavesson.text.reward_effect import RewardEffect
 from cavesson.text.words import SIGN, code_points, is_sign, is_spaced, kinds_of, words

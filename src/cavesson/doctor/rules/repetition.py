@@ -7,11 +7,12 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import Effects, Rewards, clear_of, early_part, grows, late_parts, share_of
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.pattern import MIN_ROLLOUTS
 from cavesson.doctor.series import Array, since, smoothed
+from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import is_sign
 
 

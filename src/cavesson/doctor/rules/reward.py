@@ -10,16 +10,17 @@ import pyarrow as pa
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import clear_of
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import is_lower
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
+from cavesson.findings.words import Percent, Phrase, Share
 
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
 VERDICTS, NEARLY_ALL = 8, 0.99

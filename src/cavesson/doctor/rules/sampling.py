@@ -6,12 +6,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
+from cavesson.findings.words import Phrase, Share
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
 MEASURED = 100

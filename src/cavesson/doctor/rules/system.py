@@ -5,10 +5,11 @@ import re
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import groups, repeated, solved
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
+from cavesson.findings.words import Phrase, Share
 
 EMPTY = re.compile(r"\s*(\[assistant\]\s*)?")
 """A response without content; in a conversation, its role is left."""

@@ -3,12 +3,13 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.rules.sampling import NOISE, shift, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array
+from cavesson.findings.words import Phrase
 
 LOWEST, HIGHEST = 1 / 3, 3.0
 """Temperatures that are looked for."""

@@ -9,8 +9,8 @@ from cavesson.doctor.absent import no_token_rewards, not_in_rewards, not_whitene
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import are_white, recorded_white
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED, clear, least_deviations, of_advantages
-from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import mean_of
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISLED, RUNAWAY
@@ -26,6 +26,8 @@ from cavesson.doctor.series import (
     standard_error,
     together,
 )
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import Phrase, Share
 
 PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef")
 """What shows the penalty of each token."""

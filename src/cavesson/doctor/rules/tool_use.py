@@ -6,11 +6,12 @@ import numpy as np
 
 from cavesson.doctor.absent import no_calls, no_turns
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, mean_by_step, since, smoothed, standard_error
 from cavesson.doctor.turns import Turns
+from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import contains
 
 MIN_EPISODES = 50

@@ -9,11 +9,12 @@ import numpy as np
 
 from cavesson.doctor.absent import no_calls
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import at_least
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
 from cavesson.doctor.turns import Turns
+from cavesson.findings.words import Phrase, Share
 
 MIN_CALLS = 20
 """Calls of a tool from which its shares are judged."""

@@ -7,14 +7,15 @@ import numpy as np
 from cavesson.doctor.absent import advantages_as_they_are, no_ratio
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import whitened_alone
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import calmer
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, pays, spikes
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, trend
+from cavesson.findings.words import Phrase, Share
 
 UNCLEAR, AGREE = 0.05, 0.9
 """Relative size below which the sign of a number is rounding, and share of the tokens or responses that must agree."""

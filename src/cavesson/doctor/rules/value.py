@@ -5,12 +5,13 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED
 from cavesson.doctor.derive.versions import MIN_TOKENS, policy_changes, recurring
-from cavesson.doctor.finding import Curve, Phrase, Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.rules.returns import returns
 from cavesson.doctor.series import Series, since, smoothed, standard_error, together
+from cavesson.findings.words import Phrase
 
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""

@@ -5,12 +5,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, mean_by_step
+from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import contains
 
 MIN_RESPONSES = 30

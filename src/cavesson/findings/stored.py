@@ -1,47 +1,11 @@
 """The findings of the doctor, stored in a file of the index, so that the board can read them without the doctor."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from cavesson.findings.finding import Finding
 from cavesson.record.files import write_text
-
-
-class Place(BaseModel):
-    """A rollout that shows a finding."""
-
-    step: int
-    sample: int
-    token: int | None
-    """First token of the response that matters; None: the whole response."""
-
-
-class StoredFinding(BaseModel):
-    """A finding that no other one explains, in one language."""
-
-    id: str
-    """Name of the rule."""
-    severity: Literal["error", "warning", "note"]
-    title: str
-    text: str
-    """The cause."""
-    steps: tuple[int, int] | None
-    """The step at which it began, and the last step that was examined."""
-    between: tuple[int, int] | None = None
-    """Two steps between which it began, with a probability of 90 %; None: not estimated."""
-    rollouts: tuple[Place, ...]
-    seen: str
-    healthy: str
-    """What the number seen is, and its healthy range."""
-    fix: str
-    counterparts: tuple[str, str] | None = None
-    """A label, and what the settings of the fix are called in the run's trainer."""
-    source: str
-    explains: tuple[str, ...]
-    """Titles of its consequences."""
-    consequences: tuple[str, ...] = ()
-    """Names of their rules."""
 
 
 class Findings(BaseModel):
@@ -53,12 +17,14 @@ class Findings(BaseModel):
     """A value that changes whenever the record changes."""
     seconds: float
     """Duration of the diagnosis."""
+    last_step: int
+    """The last step that was examined."""
     summary: dict[str, str] = {}
     """By language, how much could not be judged, and how many rules found something."""
     not_excluded: dict[str, tuple[tuple[str, str], ...]] = {}
     """By language, failures that cannot be excluded, each with what would exclude it."""
-    found: dict[str, tuple[StoredFinding, ...]]
-    """The findings by language, the most certain first."""
+    found: dict[str, tuple[Finding, ...]]
+    """By language, the findings that no other finding explains, the most certain first."""
 
 
 def findings_file(folder: Path) -> Path:

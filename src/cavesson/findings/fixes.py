@@ -1,14 +1,16 @@
 """The settings that a fix names, as the run calls them: a fix is what its reader can do."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from cavesson.command_line import is_trained_here
-from cavesson.doctor.counterparts import NAMES, name_in
-from cavesson.doctor.finding import Phrase
-from cavesson.doctor.recording import trainer_of
-from cavesson.doctor.settings import has_effect, in_run
+from cavesson.findings.trainers import NAMES, name_in, trainer_of
+from cavesson.findings.words import Phrase
+from cavesson.importers.traits import section_of, traits_of
+from cavesson.registry import ALGORITHMS
 
 PLAIN = {
     "cleaning.discard": Phrase("what to discard"),
@@ -52,6 +54,7 @@ PLAIN = {
 """Plain words for each setting that a fix names; symbols and the names of samplers are the same in all languages."""
 SETTING = re.compile(r'([a-z_]+(?:\.[a-z_]+)+)(?: = ("[^"]*"|[a-z]+|\d+(?:\.\d+)?))?')
 """A setting, perhaps with a value."""
+_SECTIONS = frozenset(name.replace("-", "_") for name in ALGORITHMS)
 _CLAUSE = re.compile(r"\[([^\]]*)\]")
 _VALUES = re.compile(r'("?[\w.-]+"?) → ("?[\w.-]+"?)')
 _NOTE = re.compile(r" \([^()]*→[^()]*\)")
@@ -119,3 +122,25 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
         return say.get(name, _NOTE.sub("", name)) + (f" = {values.get(value, value)}" if value else "")
 
     return SETTING.sub(called, _CLAUSE.sub(clause, fix))
+
+
+def in_run(setting: str, info: Mapping[str, Any]) -> str:
+    """Return the dotted name of a setting in a run, in the section of its own algorithm."""
+    group, _, last = setting.partition(".")
+    return f"{section_of(info) or group}.{last}" if group in _SECTIONS else setting
+
+
+def has_effect(setting: str, info: Mapping[str, Any]) -> bool:
+    """Return whether a setting that a run has changes anything: those of the KL penalty do not where there is none."""
+    return not setting.startswith("kl.") or traits_of(info).get("kl_place", "unknown") is not None
+
+
+def flags(settings: Mapping[str, Any]) -> str:
+    """Return settings as flags of a command."""
+    return " ".join(f"--{name} {shlex.quote(_text(value))}" for name, value in settings.items())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)

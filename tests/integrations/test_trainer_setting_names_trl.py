@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from test_record_trl import NEEDS_OLD, PYTHONS
 
-from cavesson.doctor.counterparts import TRL
+from cavesson.findings.trainers import TRL
 
 FIELDS = "import dataclasses; from {} import {} as Config; print(*[one.name for one in dataclasses.fields(Config)])"
 

@@ -2,25 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from cavesson.doctor.series import Series
-
-Severity = Literal["error", "warning", "note"]
-"""error: what is trained or logged is wrong. warning: the run is failing. note: worth checking."""
-
-
-class Phrase(str):
-    """A part of a text that is translated, as opposed to text from the user's data."""
-
-
-class Percent(float):
-    """A number relative to another one, such as its start, shown in per cent; it can be negative or above 100 %."""
-
-
-class Share(Percent):
-    """A part of a whole, from 0 % to 100 %."""
-
+from cavesson.findings.finding import Evidence
+from cavesson.findings.words import Phrase
 
 Words = Mapping[str, str | float]
 """What the placeholders of a rule's texts stand for."""
@@ -38,19 +23,6 @@ class Curve:
     """What the values are; None: the number that the rule measures."""
     along: Phrase | None = None
     """What the x axis is; None: the steps."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A place in the record that shows a finding."""
-
-    step: int
-    sample: int | None = None
-    """None: the whole step."""
-    start: int | None = None
-    """First token of the response that matters; None: the whole response."""
-    stop: int | None = None
-    """The token after the last one."""
 
 
 @dataclass(frozen=True)

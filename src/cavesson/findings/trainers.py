@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from cavesson.doctor.recording import TRAINERS, trainer_of
+from cavesson.findings.finding import TrainerSettingNames
 
 Name = str | Mapping[str, str]
 """Of a setting: one for all algorithms, or by algorithms. In brackets are values that differ (Cavesson's → the
@@ -137,20 +137,20 @@ PRIME_RL: Names = {
     "update.max_grad_norm": "trainer.optim.max_norm",
 }
 
+TRAINERS = {"trl": "TRL", "verl": "verl", "openrlhf": "OpenRLHF", "nemo-rl": "NeMo RL", "prime-rl": "prime-rl"}
+"""What run.json calls a trainer, as ``trainer`` if a hook recorded the run, as ``format`` if it was imported → its
+name."""
 NAMES = {"trl": TRL, "verl": VERL, "openrlhf": OPENRLHF, "nemo-rl": NEMO_RL, "prime-rl": PRIME_RL}
 """By what run.json calls the trainer."""
 _SETTING = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
 
-class Counterparts(NamedTuple):
-    """Settings of Cavesson in a trainer."""
-
-    trainer: str
-    settings: Mapping[str, str]
-    """Cavesson's setting → the trainer's."""
+def trainer_of(info: Mapping[str, Any]) -> str:
+    """Return what run.json calls the trainer, as in ``TRAINERS``; empty if it names none."""
+    return str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
 
 
-def counterparts(info: Mapping[str, Any], fix: str) -> Counterparts | None:
+def trainer_setting_names(info: Mapping[str, Any], fix: str) -> TrainerSettingNames | None:
     """Return what the settings that a fix names are called in the trainer of the run.
 
     Args:
@@ -164,7 +164,7 @@ def counterparts(info: Mapping[str, Any], fix: str) -> Counterparts | None:
     names = NAMES.get(trainer, {})
     found = {name: name_in(trainer, algorithm, name) for name in _SETTING.findall(fix) if name in names}
     settings = {name: called for name, called in found.items() if called}
-    return Counterparts(TRAINERS[trainer], settings) if settings else None
+    return TrainerSettingNames(TRAINERS[trainer], settings) if settings else None
 
 
 def name_in(trainer: str, algorithm: Any, setting: str) -> str:
