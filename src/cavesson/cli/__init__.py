@@ -350,6 +350,9 @@ def import_(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or Hub name of the model whose token ids the source has.")
     ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option(help="What the trainer logged: .csv, .json, .jsonl or TensorBoard's events.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep reading while files are written, until Ctrl-C.")
     ] = False,
@@ -369,8 +372,10 @@ def import_(
     if not follow:
         if until_idle is not None:
             raise UserError("--until-idle has no effect without --follow")
-        _print_import(import_run(source, run, format, columns, held_out, vocabulary), run)
+        _print_import(import_run(source, run, format, columns, held_out, vocabulary, metrics), run)
         return
+    if metrics is not None:
+        raise UserError("--metrics cannot be read with --follow: import the run again with --metrics when it has ended")
     name = escape(visible(str(source)))
     with console(stderr=True).status(f"following {name}; Ctrl-C stops it") as status:
 

@@ -48,6 +48,7 @@ def import_run(
     columns: Mapping[str, str] | None = None,
     held_out: bool = False,
     tokenizer: Tokenizer | None = None,
+    metrics: Path | str | None = None,
 ) -> ImportReport:
     """Import another tool's rollouts into a new run folder, which appears complete at the end or not at all.
 
@@ -62,13 +63,14 @@ def import_run(
         columns: Column of the record → column of the source, for a table in none of the formats.
         held_out: Whether all responses are to held-out prompts, so that training did not learn from them.
         tokenizer: The model's vocabulary, so that token ids in the source can be read as text.
+        metrics: What the trainer logged by step: a `.csv`, `.json` or `.jsonl`, or TensorBoard's events.
 
     Raises:
         UserError: ``source`` does not exist, matches no known format or more than one, or contains no readable
-            rollout; or ``run`` exists and is not empty.
+            rollout; or ``metrics`` cannot be read; or ``run`` exists and is not empty.
     """
     place, kind = _recognised(Path(source), format, columns, held_out)
-    return read_once(place, Path(run), kind, tokenizer)
+    return read_once(place, Path(run), kind, tokenizer, None if metrics is None else Path(metrics))
 
 
 def follow_run(

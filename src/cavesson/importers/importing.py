@@ -12,9 +12,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
+import pyarrow.compute as pc
+
 from cavesson.errors import UserError
 from cavesson.handlers import handling
 from cavesson.importers.batch import PartsRead, RolloutBuffer
+from cavesson.importers.metrics import aligned, read_metrics
 from cavesson.importers.model_names import Named, model_named
 from cavesson.importers.numeric import numeric_columns
 from cavesson.importers.prime_annotations import LATER, arrival
@@ -24,10 +27,14 @@ from cavesson.importers.rollout import Broken, Format, Tokenizer
 from cavesson.importers.sources import Source, first_records
 from cavesson.importers.texts import completed
 from cavesson.record import begin_attempt, write_run, write_vocabulary
+from cavesson.record import open as open_run
 from cavesson.record.maintain.compaction import commit
+from cavesson.record.splits import is_held_out
+from cavesson.record.storage import Folder
 from cavesson.record.write.lock import Lock
 from cavesson.record.write.new_folder import check_free, new_folder
 from cavesson.record.write.writable import check_writable
+from cavesson.record.write.writing import write_metrics
 from cavesson.text.counting import counted
 
 AT_ONCE = 16 << 20
@@ -183,8 +190,11 @@ class Import:
             commit(self._folder, [self.batch.write(first)])
 
 
-def read_once(source: Source, run: Path, format: Format, tokenizer: Tokenizer | None = None) -> ImportReport:
+def read_once(
+    source: Source, run: Path, format: Format, tokenizer: Tokenizer | None = None, metrics: Path | None = None
+) -> ImportReport:
     """Read the existing files; the run folder appears complete at the end or not at all."""
+    logged = None if metrics is None else read_metrics(metrics)
     with new_folder(run) as folder:
         files = source.files(format)
         work = Import(folder, format, tokenizer)
@@ -202,8 +212,21 @@ def read_once(source: Source, run: Path, format: Format, tokenizer: Tokenizer | 
             none = f"none of {work.rejected.count} records is a rollout of {format.name}; the first: "
             found = none + work.rejected.quotes[0] if work.rejected.count else "no records were found"
             raise UserError(f"{source.path}: {found}")
+        if logged is not None:
+            logged = aligned(logged, _rewards(folder))
+            write_metrics(Folder(folder), 0, 0, logged.values)
+            work.notes += logged.notes
         work.notes += source.notes(format, files)
         return _report(work, source, format, files)
+
+
+def _rewards(folder: Path) -> dict[int, float]:
+    """Return the mean reward of each step's rollouts; those of training, if there are any."""
+    rows = open_run(folder).rows(["step", "reward", "split"])
+    held_out = is_held_out(rows["split"])
+    trained = rows.filter(pc.invert(held_out))
+    means = (trained if len(trained) else rows).group_by("step").aggregate([("reward", "mean")])
+    return dict(zip(means["step"].to_pylist(), means["reward_mean"].to_pylist(), strict=True))
 
 
 def _portions(files: Iterable[File]) -> Iterator[list[File]]:

@@ -22,7 +22,7 @@ Messages = list[Mapping[str, Any]]
 
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollouts of one trace: one for each text that its turns make."""
-    turns = record["turns"]
+    turns = record.get("turns")
     if not isinstance(turns, list) or not turns:
         raise Broken(f"'turns' is {excerpt(turns)}, expected a list of turns")
     step, remarks = found_step(record, place)

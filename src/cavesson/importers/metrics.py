@@ -1,0 +1,243 @@
+"""Read the metrics that a trainer logged beside its rollouts: CSV, JSON, JSON lines, TensorBoard, Weights & Biases."""
+
+import csv
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cavesson.errors import UserError
+from cavesson.importers.fields import MAX_STEP
+from cavesson.importers.steps import STEP_COLUMNS
+from cavesson.record.schema import STEP_COLUMNS as RESERVED
+from cavesson.text.counting import counted
+
+STEPS = (*STEP_COLUMNS, "train/global_step", "trainer/global_step", "_step")
+"""Names of the step, in lower case; the first one that a line has is used. `_step` counts calls of `wandb.log`."""
+EVENTS = "*tfevents*"
+READABLE = ".csv, .json (such as trainer_state.json), .jsonl, or a folder or file of TensorBoard events"
+AGREEING = 3
+"""Minimum number of steps at which a logged reward has to agree with the rollouts before metrics are moved."""
+_EXPORTED = re.compile(r"(?P<run>.+) - (?P<name>.+)")
+"""A column of a chart that was exported from Weights & Biases."""
+_EXTREMES = ("__MIN", "__MAX")
+SHOWN = 5
+
+
+class Metrics(NamedTuple):
+    """Metrics by step, and remarks on how they were read."""
+
+    values: dict[int, dict[str, float]]
+    notes: list[str]
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a file of metrics; lines of the same step are put together, and of a repeated value the last one counts.
+
+    Raises:
+        UserError: The file does not exist, has another format, is broken, or has no step or no metric.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    lines = [_Line.of(line) for line in _lines_of(path)]
+    known = [line for line in lines if line.step is not None]
+    values: dict[int, dict[str, float]] = {}
+    for line in known:
+        if line.step is not None and line.metrics:
+            values.setdefault(line.step, {}).update(line.metrics)
+    if not values:
+        reason = "no line has a number beside the step" if known else "no line has a step" if lines else "it is empty"
+        raise UserError(f"{path} has no metrics: {reason}")
+    return Metrics({step: values[step] for step in sorted(values)}, list(_notes(path, lines, values)))
+
+
+class _Line(NamedTuple):
+    """A line of a log."""
+
+    column: str | None
+    """The column with the step."""
+    step: int | None
+    metrics: dict[str, float]
+    left: list[str]
+    """The names of what is not a metric."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "_Line":
+        column = min(line, key=_order, default=None)
+        if column is None or _order(column) == len(STEPS):
+            return cls(None, None, {}, [])
+        step = _number(line[column])
+        if step is None or not step.is_integer() or not 0 <= step <= MAX_STEP:
+            return cls(None, None, {}, [])
+        numbers = {name: _number(value) for name, value in line.items() if name != column and name not in _RESERVED}
+        metrics = {name: value for name, value in numbers.items() if value is not None}
+        return cls(column, int(step), metrics, [name for name in line if name != column and name not in metrics])
+
+
+def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+    names = {name for metrics in values.values() for name in metrics}
+    yield f"{counted(len(names), 'metric')} of {counted(len(values), 'step')} read from {path}"
+    columns = dict.fromkeys(line.column for line in lines if line.column)
+    if [*columns] != ["step"]:
+        yield f"the step of the metrics is {' or '.join(map(repr, columns))}"
+    if without := sum(line.step is None for line in lines):
+        yield f"{counted(without, 'line')} of {path} without a step, not read"
+    if left := sorted({name for line in lines for name in line.left} - names):
+        yield f"not numbers, or names of the record, and not read from {path}: {_some(left)}"
+    if repeated := sum(len(line.metrics) for line in lines) - sum(map(len, values.values())):
+        yield f"{counted(repeated, 'value')} of {path} replaced by a later one of the same step"
+
+
+def aligned(metrics: Metrics, rewards: Mapping[int, float]) -> Metrics:
+    """Move metrics by one step if that is what makes their reward agree with that of the rollouts.
+
+    Trainers number the same step k or k + 1, and some use one in the log and the other in the files of rollouts.
+
+    Args:
+        metrics: What was read.
+        rewards: Step → mean reward of the rollouts of that step.
+    """
+    if metrics.values.keys().isdisjoint(rewards):
+        first, last = min(rewards), max(rewards)
+        note = f"no metric is of a step with rollouts: these have the steps {first} to {last}"
+        return metrics._replace(notes=[*metrics.notes, note])
+    logged = defaultdict[str, dict[int, float]](dict)
+    for step, values in metrics.values.items():
+        for name, value in values.items():
+            if "reward" in name.lower():
+                logged[name][step] = value
+    for move in (0, -1, 1):
+        of = next((name for name in sorted(logged) if _agree(logged[name], rewards, move)), None)
+        if of is not None and move and min(metrics.values) + move >= 0:
+            where = "earlier" if move < 0 else "later"
+            note = f"metrics moved one step {where}, where {of!r} is the mean reward of the rollouts"
+            return Metrics({step + move: metrics.values[step] for step in metrics.values}, [*metrics.notes, note])
+        if of is not None:
+            break
+    return metrics
+
+
+def _agree(logged: Mapping[int, float], rewards: Mapping[int, float], move: int) -> bool:
+    """Return whether logged rewards are those of the rollouts ``move`` steps on, and could have differed."""
+    steps = [step for step in logged if step + move in rewards]
+    of_log = np.array([logged[step] for step in steps])
+    of_rollouts = np.array([rewards[step + move] for step in steps])
+    same = np.isclose(of_log, of_rollouts, rtol=1e-3, atol=1e-6)
+    return len(set(of_rollouts.tolist())) >= AGREEING and bool(same.all())
+
+
+def _order(name: str) -> int:
+    """Return the place of a column among the names of the step; their number if it is not one."""
+    return STEPS.index(name.lower()) if name.lower() in STEPS else len(STEPS)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _lines_of(path: Path) -> Iterable[Mapping[str, Any]]:
+    if path.is_dir() or path.match(EVENTS):
+        return _events(path)
+    if path.suffix == ".csv":
+        return _table(path)
+    if path.suffix == ".jsonl":
+        return _json_lines(path)
+    if path.suffix == ".json":
+        return _json(path)
+    raise UserError(f"{path} cannot be read as metrics; what can be read: {READABLE}")
+
+
+def _table(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the lines of a CSV file, without the cells that are empty."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            reader = csv.DictReader(file, restkey="", restval="")
+            names = _exported(path, reader.fieldnames or [])
+            for line in reader:
+                yield {names[name]: cell for name, cell in line.items() if name in names and cell.strip()}
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _exported(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return each column's name of the metric; an exported chart of Weights & Biases has the run's before it."""
+    found = {name: _EXPORTED.fullmatch(name) for name in names if _order(name) == len(STEPS)}
+    if not found or not all(found.values()) or len(found) == len(names):
+        return {name: name for name in names}
+    runs = {match["run"] for match in found.values() if match}
+    if len(runs) > 1:
+        raise UserError(f"{path} has the metrics of {len(runs)} runs: {_some(sorted(runs))}; export one of them")
+    metrics = {name: match["name"] for name, match in found.items() if match and not name.endswith(_EXTREMES)}
+    return {name: name for name in names if name not in found} | metrics
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _flat(_object(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}"))
+
+
+def _json(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list, or of `log_history` in a `trainer_state.json`."""
+    content = _parsed(path.read_bytes(), str(path))
+    lines = content.get("log_history") if isinstance(content, dict) else content
+    if not isinstance(lines, list):
+        raise UserError(f"{path} has no metrics: expected a list of objects, or one in `log_history`")
+    for number, line in enumerate(lines):
+        yield _flat(_object(line, f"{path}, entry {number}"))
+
+
+def _parsed(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{place}: not JSON: {error}") from error
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected an object with a step and metrics, not {type(value).__name__}")
+    return value
+
+
+def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a line with its inner objects' entries as `outer/inner`; media and histograms stay as they are."""
+    found: dict[str, Any] = {}
+    for name, value in line.items():
+        is_inner = isinstance(value, dict) and "_type" not in value
+        found |= _flat(value, f"{prefix}{name}/") if is_inner else {prefix + name: value}
+    return found
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    if find_spec("tensorboard") is None:
+        raise UserError(f"{path} needs TensorBoard to be read; install it with: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = [path] if path.is_file() else sorted({file.parent for file in path.rglob(EVENTS)})
+    if len(files) != 1:
+        found = f"{len(files)} folders with" if files else "no"
+        raise UserError(f"{path} has {found} TensorBoard events; name the folder or file of one run")
+    events = EventAccumulator(str(files[0]), size_guidance={"scalars": 0})
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            yield {"step": event.step, name: event.value}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+
+
+_RESERVED = frozenset(column.name for column in RESERVED)

@@ -1,0 +1,187 @@
+"""Metrics that a trainer logged beside its rollouts: each format, the step they are of, and what is not read."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from import_helpers import lines
+
+import cavesson
+from cavesson.errors import UserError
+from cavesson.importers import import_run
+from cavesson.importers.metrics import aligned, read_metrics
+
+LOGGED = {1: {"ppo_kl": 0.25, "reward": 0.5}, 2: {"ppo_kl": 0.5, "reward": 0.75}, 4: {"reward": 1.0}}
+
+
+def as_csv(folder: Path) -> Path:
+    path = folder / "log.csv"
+    path.write_text("step,ppo_kl,reward\n1,0.25,0.5\n2,0.5,0.75\n4,,1.0\n")
+    return path
+
+
+def as_json_lines(folder: Path) -> Path:
+    path = folder / "log.jsonl"
+    lines(path, *({"step": step, **values} for step, values in LOGGED.items()))
+    return path
+
+
+def as_trainer_state(folder: Path) -> Path:
+    history = [{"epoch": 0.1 * step, "step": step, **values} for step, values in LOGGED.items()]
+    for entry in history:
+        del entry["epoch"]
+    path = folder / "trainer_state.json"
+    path.write_text(json.dumps({"global_step": 4, "log_history": history}))
+    return path
+
+
+def as_events(folder: Path) -> Path:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "events")) as writer:
+        for step, values in LOGGED.items():
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+    return folder
+
+
+def as_chart(folder: Path) -> Path:
+    """An exported chart of Weights & Biases: the run's name before each metric's, and the extremes of each point."""
+    path = folder / "wandb_export.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, quoting=csv.QUOTE_ALL)
+        names = [f"my - run - {name}{end}" for name in ("ppo_kl", "reward") for end in ("", "__MIN", "__MAX")]
+        table.writerow(["Step", *names])
+        for step, values in LOGGED.items():
+            table.writerow([step, *[values.get(name, "") for name in ("ppo_kl", "reward") for _ in range(3)]])
+    return path
+
+
+@pytest.mark.parametrize("write", [as_csv, as_json_lines, as_trainer_state, as_events, as_chart])
+def test_every_format_gives_the_same_metrics(tmp_path, write):
+    assert read_metrics(write(tmp_path)).values == LOGGED
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 2**31 - 1),
+        st.dictionaries(st.sampled_from(["loss", "kl", "x/y"]), st.floats(allow_nan=False), min_size=1),
+        min_size=1,
+    )
+)
+def test_numbers_are_kept_to_the_last_bit(tmp_path_factory, logged):
+    folder = tmp_path_factory.mktemp("metrics")
+    with (folder / "log.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["step", "loss", "kl", "x/y"])
+        table.writeheader()
+        table.writerows({"step": step, **values} for step, values in logged.items())
+    lines(folder / "log.jsonl", *({"step": step, **values} for step, values in logged.items()))
+    in_order = {step: logged[step] for step in sorted(logged)}
+    assert read_metrics(folder / "log.csv").values == in_order
+    assert read_metrics(folder / "log.jsonl").values == in_order
+
+
+def test_what_is_not_read_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines(
+        path,
+        {"train/global_step": 3, "loss": 1.0, "note": "warm-up", "policy": {"kl": 2}, "h": {"_type": "histogram"}},
+        {"train/global_step": 3, "loss": 0.5},
+        {"eval": 1.0},
+    )
+    values, notes = read_metrics(path)
+    assert values == {3: {"loss": 0.5, "policy/kl": 2.0}}
+    assert notes == [
+        f"2 metrics of 1 step read from {path}",
+        "the step of the metrics is 'train/global_step'",
+        f"1 line of {path} without a step, not read",
+        f"not numbers, or names of the record, and not read from {path}: h, note",
+        f"1 value of {path} replaced by a later one of the same step",
+    ]
+
+
+REWARDS = {0: 0.5, 1: 0.75, 2: 1.0, 3: 0.25}
+
+
+def log_of(folder: Path, move: int, rewards: dict[int, float] = REWARDS) -> Path:
+    path = folder / "log.jsonl"
+    lines(path, *({"step": step + move, "reward": value} for step, value in rewards.items()))
+    return path
+
+
+@pytest.mark.parametrize("move", [0, 1])
+def test_metrics_belong_to_the_step_whose_reward_they_report(tmp_path, move):
+    found = aligned(read_metrics(log_of(tmp_path, move)), REWARDS)
+    assert {step: values["reward"] for step, values in found.values.items()} == REWARDS
+    assert any("moved one step earlier" in note for note in found.notes) == bool(move)
+
+
+@pytest.mark.parametrize(
+    "rewards", [dict.fromkeys(range(4), 1.0), {0: 0.9, 1: 0.1, 2: 0.4, 3: 0.6}], ids=["constant", "another's"]
+)
+def test_metrics_are_not_moved_without_a_proof(tmp_path, rewards):
+    found = aligned(read_metrics(log_of(tmp_path, 1, rewards)), REWARDS if len(set(rewards.values())) > 1 else rewards)
+    assert [*found.values] == [1, 2, 3, 4]
+
+
+def test_steps_that_no_rollout_has_are_reported(tmp_path):
+    note = aligned(read_metrics(log_of(tmp_path, 100)), REWARDS).notes[-1]
+    assert note == "no metric is of a step with rollouts: these have the steps 0 to 3"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.csv", None, "none.csv does not exist"),
+        ("log.txt", "step 1", "log.txt cannot be read as metrics; what can be read: .csv, .json"),
+        ("log.jsonl", '{"step": 1, "loss": 1}\n{"step": 2,', "log.jsonl, line 2: not JSON"),
+        ("log.jsonl", "[1]\n", "log.jsonl, line 1: expected an object with a step and metrics, not list"),
+        ("log.json", '{"loss": 1}', "log.json has no metrics: expected a list of objects, or one in `log_history`"),
+        ("log.jsonl", '{"loss": 1}\n', "log.jsonl has no metrics: no line has a step"),
+        ("log.csv", "step,note\n1,hello\n", "log.csv has no metrics: no line has a number beside the step"),
+        ("log.csv", "", "log.csv has no metrics: it is empty"),
+        ("two.csv", "Step,a - loss,b - loss\n1,2,3\n", "two.csv has the metrics of 2 runs: a, b; export one of them"),
+        ("folder", None, "does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path, name, content, says):
+    lines(tmp_path / "rollouts.jsonl", {"step": 0, "prompt": "a", "response": "b", "reward": 1.0})
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        import_run(tmp_path / "rollouts.jsonl", tmp_path / "run", metrics=tmp_path / name)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_reads_them_into_the_record_and_the_doctor_judges_them(tmp_path):
+    rollouts = tmp_path / "rollouts.jsonl"
+    lines(
+        rollouts,
+        *({"step": s, "prompt": f"p{i}", "response": "b", "reward": i / 4} for s in range(24) for i in range(4)),
+    )
+    metrics = tmp_path / "log.csv"
+    metrics.write_text("step,ppo_kl\n" + "".join(f"{step},{40.0 + step}\n" for step in range(24)))
+    command = [sys.executable, "-m", "cavesson", "import", str(rollouts), str(tmp_path / "run")]
+    done = subprocess.run([*command, "--metrics", str(metrics)], capture_output=True, text=True, check=True)
+    assert f"1 metric of 24 steps read from {metrics}" in done.stdout
+    steps = cavesson.open(tmp_path / "run").steps()
+    assert steps["ppo_kl"].to_pylist() == [40.0 + step for step in range(24)]
+    doctor = [sys.executable, "-m", "cavesson", "doctor", str(tmp_path / "run"), "--json"]
+    found = subprocess.run(doctor, capture_output=True, text=True, env=os.environ, check=False)
+    assert "update-kl-large" in {finding["rule"] for finding in json.loads(found.stdout)["findings"]}
+
+
+def test_metrics_and_following_exclude_each_other(tmp_path):
+    lines(tmp_path / "r.jsonl", {"step": 0, "prompt": "a", "response": "b", "reward": 1.0})
+    command = [sys.executable, "-m", "cavesson", "import", str(tmp_path / "r.jsonl"), str(tmp_path / "run")]
+    done = subprocess.run([*command, "--follow", "--metrics", "log.csv"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "--metrics cannot be read with --follow" in done.stderr
