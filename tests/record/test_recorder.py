@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -163,7 +164,7 @@ def test_nothing_recorded_is_replaced(folder):
         ({"sample": [1, 1]}, {}, "names a rollout twice"),
         ({}, {"logprobs": np.zeros((2, 3))}, "no column 'logprobs'"),
         ({}, {"logprob": np.zeros((2, 4))}, r"'logprob' has shape \(2, 4\)"),
-        ({}, {"mask": np.ones((2, 3))}, "expected bool"),
+        ({}, {"mask": np.full((2, 3), 2)}, "expected bool"),
         ({}, {"mask": np.ones(2, np.bool_)}, "expected bool"),
         ({}, {"mask": [[True], [True, True]]}, "leave it out"),
     ],
@@ -173,6 +174,40 @@ def test_wrong_columns_are_refused_at_once(folder, rows, tokens, message):
     with Recorder(folder) as recorder, pytest.raises(ValueError, match=message):
         recorder.rollouts(0, good_rows | rows, good_tokens | tokens)
     assert not list(folder.glob("record/*"))
+
+
+@given(calls(), st.data())
+def test_where_the_padding_is_changes_nothing(call, data):
+    """The tokens of every row are moved to the right in wider arrays, as padding or a prompt on their left would."""
+    rows, tokens = call
+    count, width = tokens["mask"].shape
+    moved = {name: np.zeros((count, width + 3), array.dtype) for name, array in tokens.items()}
+    for i, by in enumerate(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))):
+        for name, array in tokens.items():
+            moved[name][i, by : by + width] = array[i]
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for name, own in (("right", tokens), ("left", moved)):
+            with Recorder(Path(folder, name)) as recorder:
+                recorder.rollouts(0, rows, own)
+            found.append(cavesson.open(Path(folder, name)).tokens(0))
+        assert plain(found[0]) == plain(found[1])
+
+
+def test_tensors_and_attention_masks_are_taken_as_they_are(folder):
+    """What a loop has at hand: tensors, padded on the left, with a tokenizer's mask of zeros and ones."""
+    rows, _ = rollouts()
+    tokens = {
+        "attended": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+        "learned": torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]),
+        "token_id": torch.tensor([[0, 5, 6], [7, 8, 9]]),
+    }
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    found = cavesson.open(folder).tokens(0)
+    assert found["position"].to_pylist() == [0, 1, 0, 1, 2]
+    assert found["token_id"].to_pylist() == [5, 6, 7, 8, 9]
+    assert found["learned"].to_pylist() == [True, True, False, True, True]
 
 
 @pytest.mark.parametrize("column", ["prompt", "response", "reward"])

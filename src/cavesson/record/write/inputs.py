@@ -34,7 +34,7 @@ def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] |
     """
     check_names("tokens", tokens, [*GIVEN_TOKENS, "attended", "mask"], set())
     called = "mask" if "mask" in tokens else "attended"
-    given = dict(tokens)
+    given: dict[str, Any] = {name: _array(values) for name, values in tokens.items()}
     if "mask" in given:
         if clash := given.keys() & {"attended", "learned"}:
             raise ValueError(f"tokens have {min(clash)!r} and 'mask', the earlier name of 'attended': leave out 'mask'")
@@ -42,6 +42,7 @@ def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] |
     if "attended" not in given:
         given = padded(given, len(rows["prompt"]))
     given.setdefault("learned", given["attended"])
+    given |= {name: _as_boolean(given[name]) for name in ("attended", "learned")}
     _check_shapes(given, called)
     _check_rows(rows, len(given["attended"]), called)
     if (given["learned"] & ~given["attended"]).any():
@@ -49,6 +50,17 @@ def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] |
     if "source" in given:
         given["source"] = _source_codes(given["source"], given["attended"])
     return given
+
+
+def _array(values: Any) -> Any:
+    """Return an array or tensor as an array, and anything else as it is."""
+    return np.asarray(values) if hasattr(values, "__array__") else values
+
+
+def _as_boolean(mask: Any) -> Any:
+    """Return a mask of zeros and ones, such as a tokenizer's `attention_mask`, as boolean; anything else as it is."""
+    is_mask = isinstance(mask, np.ndarray) and mask.dtype.kind in "iuf" and bool(np.isin(mask, (0, 1)).all())
+    return mask.astype(np.bool_) if is_mask else mask
 
 
 def _check_shapes(tokens: Mapping[str, Array], called: str) -> None:

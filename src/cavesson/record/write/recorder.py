@@ -141,10 +141,11 @@ class Recorder:
             step: Optimisation step.
             rows: [B] columns of ``ROW_COLUMNS``, at least ``prompt``, ``response`` and ``reward``. ``step``,
                 ``attempt``, ``rank`` and the statistics are filled in; rank 0 also fills in ``sample`` if it is absent.
-            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded, with
-                a boolean ``attended`` that is true on the tokens that exist, the only ones that are written. Without
-                ``learned``, training learned from all of them. ``source`` has names of ``SOURCES``, or their codes. If
-                ``attended`` is called by its earlier name, ``mask``, these tokens are recorded as learned.
+            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded on
+                either side, with a mask ``attended`` that is true on the tokens of the response, the only ones that are
+                written. Without ``learned``, training learned from all of them. ``source`` has names of ``SOURCES``, or
+                their codes. If ``attended`` is called by its earlier name, ``mask``, these tokens are recorded as
+                learned.
             turns: [M] columns of ``TURN_COLUMNS``, at least ``sample`` (the rollout; without ``sample`` in ``rows``,
                 its index there) and ``role``. ``turn`` is filled in if absent: the order of the turns of a rollout.
                 ``arguments`` can be dictionaries. None = unknown.

@@ -59,11 +59,13 @@ Rows = dict[int, dict[str, float]]
 def flattened(
     step: int, rows: Mapping[str, Any], tokens: Mapping[str, Array], measured: bool, turns: Mapping[str, list[Any]]
 ) -> Rollouts:
-    """Return a call without padding; ``tokens`` are [B, T] columns, with ``attended``."""
+    """Return a call without padding, on either side; ``tokens`` are [B, T] columns, with ``attended``."""
     order = np.argsort(np.asarray(rows["sample"]))
-    index, position = np.nonzero(tokens["attended"][order])
+    attended = tokens["attended"][order]
+    index, column = np.nonzero(attended)
+    position = column - attended.argmax(axis=1)[index] if attended.size else column
     index = order[index]
-    flat = {name: array[index, position] for name, array in tokens.items() if name != "attended"}
+    flat = {name: array[index, column] for name, array in tokens.items() if name != "attended"}
     return Rollouts(step, dict(rows), flat | {"row": index, "position": position}, measured, dict(turns))
 
 
