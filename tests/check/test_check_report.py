@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from cavesson.check.report import show
 from cavesson.check.run import Report
 from cavesson.check.short_run import First, Measured, Suggestion
+from cavesson.check.show import show
 from cavesson.findings.finding import Fine, Result, SkippedCheck
 
 HEALTHY = "β of the KL penalty; about 0.0044 ends near 6 nats per response"

@@ -21,7 +21,7 @@ BROKEN: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("filtered-sampling", "grpo", {"sampling__min_new_tokens": 4}, {"sampling__min_new_tokens": 0}, "warning"),
     ("filtered-sampling", "raft", {"sampling__top_k": 5, "reference__kind": "auto"}, {"sampling__top_k": 5}, "warning"),
     (
-        "temperature",
+        "temperature-missing",
         "raft",
         {"sampling__temperature": 0.8, "reference__kind": "auto", "kl__coef": 0.1},
         {"sampling__temperature": 0.8},
@@ -39,6 +39,8 @@ BROKEN: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
         {"update__micro_batch_size": 4, "update__mini_batches": 2},
         "note",
     ),
+    ("estimator-misplaced", "ppo", {"kl__estimator": "k3"}, {"kl__estimator": "k1"}, "warning"),
+    ("estimator-misplaced", "grpo", {"grpo__kl_estimator": "k1", "kl__coef": 0.1}, {"kl__coef": 0.1}, "warning"),
     # 0.95^89 = 0.0104 and 0.95^90 = 0.0099
     ("reward-fades", "ppo", {"sampling__max_new_tokens": 90}, {"sampling__max_new_tokens": 89}, "warning"),
 ]

@@ -61,7 +61,7 @@ def test_flags_lie_over_the_recipe_and_are_written_into_the_run(tmp_path: Path) 
     ]
     done = cavesson(here, "ppo", *flags[:2], "recipe.toml", *flags[2:])
     assert done.code == 0 and not (here / "run").exists()
-    assert "sampling is filtered (top_k 9)" in done.out
+    assert "filtered-sampling: Filtered sampling makes the KL wrong" in done.out
     config = open_run(here / "other").info["config"]
     assert (config["kl"]["coef"], config["steps"], config["batch_size"]) == (0.5, 1, 4)
     assert (config["sampling"]["stop"], config["sampling"]["top_k"]) == (["a", "b"], 9)

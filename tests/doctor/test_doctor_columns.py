@@ -19,10 +19,10 @@ from benchmarks.sufficient import ANY_TOKENS, COMPUTED, smallest_sets
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive import DERIVATIONS
 from cavesson.doctor.diagnosis import diagnose
-from cavesson.doctor.estimates import estimates
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.length import CUT
+from cavesson.findings.kl import estimates
 from cavesson.record import Recorder, write_run
 from cavesson.record.schema import PLACE_COLUMNS, STEP_COLUMNS
 

@@ -260,8 +260,8 @@ def test_a_turn_whose_end_does_not_end_a_response_is_said(tmp_path: Path, ends: 
     (tmp_path / "template").write_text("{% for m in messages %}{{ m.content }}" + ends + "{% endfor %}")
     data = {"path": str(tmp_path / "data.jsonl"), "template": str(tmp_path / "template")}
     notes = build(tmp_path / "run", {"prompts": None}, data=data).trainer.notes()
-    said = f"a turn of the assistant ends with {ends}, which does not end a response"
-    assert sum(note.startswith(said) and "sampling.eos_token_ids = [1]" in note for note in notes) == count
+    said = f"A turn of the assistant ends with {ends}; responses would continue after it"
+    assert sum(said in note and "sampling.eos_token_ids = [1]" in note for note in notes) == count
 
 
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:

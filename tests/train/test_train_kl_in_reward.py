@@ -99,10 +99,8 @@ def test_without_a_reward_the_default_penalty_brings_the_policy_to_its_reference
 @pytest.mark.parametrize("name", list(K3))
 def test_k3_in_the_reward_does_not_and_says_so(tmp_path: Path, name: str) -> None:
     training = held(tmp_path, name, **K3[name])
-    assert (
-        len([note for note in training.trainer.notes() if "k3, whose gradient there is not that of the KL" in note])
-        == 1
-    )
+    notes = training.trainer.notes()
+    assert sum("k3, whose gradient there is not that of the KL" in note for note in notes) == 1
     assert training.run(quiet).metrics[-1]["kl/objective"] > 4
 
 
@@ -113,7 +111,7 @@ def test_k3_in_the_reward_does_not_and_says_so(tmp_path: Path, name: str) -> Non
         *((name, changes, "estimated by k3") for name, changes in K3.items()),
         ("ppo", {"kl": {"coef": 0.5, "estimator": "full"}}, "estimated by full"),
         ("ppo", {"kl": {"coef": 0.5, "estimator": "k2"}}, "estimated by k2"),
-        ("grpo", {"grpo": {"kl_estimator": "k1"}}, "the KL in the loss is estimated by k1"),
+        ("grpo", {"grpo": {"kl_estimator": "k1"}}, "The KL in the loss is estimated by k1"),
         ("grpo", {"grpo": {"kl_estimator": "k2"}}, ""),
         ("grpo", {}, ""),
     ],

@@ -33,21 +33,6 @@ class KLUse(NamedTuple):
     estimator: str
     """k1, k2, k3, abs or full"""
 
-    @property
-    def weakness(self) -> str | None:
-        """Why this use of the KL does not keep the policy near the reference, or None if it does."""
-        if self.place == "reward" and self.estimator != "k1":
-            return (
-                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
-                "it does not keep the policy close to the reference; k1 does"
-            )
-        if self.place == "loss" and self.estimator == "k1":
-            return (
-                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
-                "it does not keep the policy close to the reference; k2 and k3 do"
-            )
-        return None
-
 
 class Algorithm(Settings):
     """`weights` says what is averaged over, `loss` what is minimised, and `traits` what rules and checks apply."""

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+from cavesson.algorithms.judged import judged
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import continuation
 from cavesson.findings.finding import Finding, Results
@@ -32,12 +33,9 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
     yield from _learning_rate(settings, weights, random)
     yield from _warm_up(settings)
     if isinstance(settings, RolloutRun):
-        yield from _filters(settings)
-        yield from _temperature(settings)
+        yield from judged(settings)
         yield from _penalty(settings)
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size // settings.update.mini_batches)
-        if settings.credit_decay is not None:
-            yield from _fading(settings.credit_decay, settings.longest_episode, f"{settings.section}.lam = 1.0")
     else:
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size)
 
@@ -53,37 +51,6 @@ def _folder(run: Path) -> Results:
             f"{run} is not empty; a new run needs an empty or new folder.",
             "--run another folder" + (f", or continue that run with: {way}" if way else ""),
         )
-
-
-def _filters(settings: RolloutRun) -> Results:
-    """Check for filtered sampling where a KL is measured (rows 13 and 15 of the diagnosis)."""
-    found, measured = settings.sampling.filters, settings.reference.kind != "none"
-    yield Finding(
-        "filtered-sampling",
-        "error" if settings.kl_coef else "warning",
-        "Filtered sampling makes the KL wrong",
-        "Responses are sampled from a filtered distribution but scored under the full one: log π − log "
-        "π_ref is then not an estimate of the KL. It may become negative, which a policy can exploit for reward.",
-        "sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0",
-        ", ".join(found) or "none",
-        "sampling filters; none if the KL is measured",
-        "TRL 0.7.10, how_to_train; arXiv:2403.17031",
-    ).unless(not found or not measured)
-
-
-def _temperature(settings: RolloutRun) -> Results:
-    """Check that sampling and scoring use the same temperature (row 14)."""
-    sampled, scored = settings.sampling.temperature, settings.scoring_temperature
-    yield Finding(
-        "temperature",
-        "warning",
-        "Sampled at one temperature, scored at another",
-        "The responses are not samples of the distribution that is scored, so the KL estimate is wrong.",
-        "sampling.temperature = 1.0, or kl.coef = 0",
-        f"{sampled:g} and {scored:g}",
-        "temperature of sampling and of scoring; equal if the KL is penalised",
-        "arXiv:2403.17031",
-    ).unless(sampled == scored or not settings.kl_coef)
 
 
 def _penalty(settings: RolloutRun) -> Results:
@@ -186,19 +153,3 @@ def _micro_batch(micro: int, rows: int) -> Results:
             micro,
             f"sequences in memory at a time; at most {rows}",
         )
-
-
-def _fading(decay: float, longest: int, fix: str) -> Results:
-    """Check the decay of credit: an advantage n tokens before the reward gets (γλ)^n of it (row 44)."""
-    share = decay**longest
-    yield Finding(
-        "reward-fades",
-        "warning",
-        "The reward fades before it reaches the first tokens",
-        f"In a response of {longest} tokens with γλ = {decay:g}, the first ones learn only from the "
-        "critic's estimates.",
-        fix,
-        share,
-        "(γλ)^n, the share of the final reward that reaches the first of n tokens; at least 0.01",
-        "VC-PPO, arXiv:2503.01491",
-    ).unless(share >= 0.01)

@@ -2,9 +2,10 @@
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from cavesson.algorithms.judged import turn_end
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.data.view import assistant_turn_end
 from cavesson.findings.finding import Finding, Results
+from cavesson.findings.settings import END_TOKENS
 from cavesson.models.parts import position_limit
 
 
@@ -43,32 +44,19 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
     given = settings.sampling.eos_token_ids if isinstance(settings, RolloutRun) else ()
     of_config = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     known = {int(i) for i in given or (*of_config, tokenizer.eos_token_id) if i is not None}
-    healthy = "tokens that end a response; among them the one that ends a turn of the chat template"
-    names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(known)))) or "none"
-    turn_end = assistant_turn_end(settings.data, tokenizer)
-    if not known:
-        yield Finding(
-            "end-token",
-            "error",
-            "No response can end",
-            "Neither the tokenizer nor the model's config has an end token: every response is cut at the length limit.",
-            "sampling.eos_token_ids = [ID]",
-            names,
-            healthy,
-            "TRL PR #7039",
-        )
+    if known:
+        yield from turn_end(settings, tokenizer, known)
         return
-    token = None if turn_end is None else tokenizer.convert_ids_to_tokens(turn_end)
     yield Finding(
         "end-token",
-        "error" if isinstance(settings, RolloutRun) else "warning",
-        "The chat template ends a turn with a token that does not end a response",
-        f"A turn of the assistant ends with {token}; responses would continue after it up to the length limit.",
-        f"sampling.eos_token_ids = [{turn_end}]",
-        names,
-        healthy,
+        "error",
+        "No response can end",
+        "Neither the tokenizer nor the model's config has an end token: every response is cut at the length limit.",
+        "sampling.eos_token_ids = [ID]",
+        "none",
+        END_TOKENS,
         "TRL PR #7039",
-    ).unless(turn_end is None or turn_end in known)
+    )
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:

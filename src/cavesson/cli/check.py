@@ -48,8 +48,8 @@ def check(
     if reward:
         _check_alone(words, {"command": command, "memory": memory, "short-run": short_run})
     runs = [] if reward else planned(Path(words[0]) if words else None, flags, command)
-    from cavesson.check.report import plain, show
     from cavesson.check.run import Options, check_reward, check_run
+    from cavesson.check.show import plain, show
 
     options = Options(memory, short_run, rollouts, short_steps, reward, pairs)
     reports = [check_reward(flags, options)] if reward else (check_run(run, options) for run in runs)

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cavesson.findings.finding import Evidence, Finding, Severity
+from cavesson.findings.finding import Evidence, Finding, Result, Severity
 from cavesson.findings.fixes import flags
 from cavesson.text.visible import visible
 
@@ -107,6 +107,11 @@ def described(finding: Finding, explains: Iterable[str] = ()) -> str:
     """Return a finding in one line with its cause and fix, and with the rules of some of its consequences."""
     follows = ", ".join(explains)
     return f"{line(finding)}. {finding.cause}{follows and f' Explains: {follows}.'} Change: {finding.fix}"
+
+
+def noted(results: Iterable[Result]) -> list[str]:
+    """Return the findings among the results of checks, each in one line."""
+    return [described(one) for one in results if isinstance(one, Finding)]
 
 
 def plain(finding: Finding) -> dict[str, Any]:

@@ -34,12 +34,6 @@ class DecodingSettings(Settings):
     """responses sampled at the same time; 0 = all of the step. As these end, the next ones begin"""
 
     @property
-    def filters(self) -> list[str]:
-        """The settings that make the sampled distribution differ from the scored one."""
-        off = {"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}
-        return [f"{name} {getattr(self, name)}" for name, value in off.items() if getattr(self, name) != value]
-
-    @property
     def longest(self) -> int:
         return self.random_length[1] if self.random_length else self.max_new_tokens
 

@@ -9,16 +9,18 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cavesson.algorithms.judged import judged, turn_end
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.cluster.connection import is_on_ray
 from cavesson.config_paths import full_path
 from cavesson.data.chat import read_template
 from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError
+from cavesson.findings.report import noted
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
-from cavesson.models.mapped import in_memory
+from cavesson.models.mapped import in_memory, is_mapped
 from cavesson.models.parts import causal, output_head
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
@@ -47,8 +49,7 @@ from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.prompts import check_rewards, conversation_of, longest_read, prompts_of, tried
-from cavesson.train.remarks import ending_remarks, loading_remarks, settings_remarks
+from cavesson.train.prompts import check_rewards, conversation_of, dropped_prompts, longest_read, prompts_of, tried
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 from cavesson.train.ways import way_remarks
@@ -173,9 +174,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
     _check_full_kl(settings, policy)
-    whole_reads = loading_remarks(policy, processes)
-    bare = _placed(policy, processes)
-    ways = way_remarks(policy, settings.model, processes)
+    bare, placing = _placed(policy, settings, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
     sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None)
@@ -203,10 +202,11 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         updates=settings.update,
         held_out=_held_out(settings, collector),
         remarks=[
-            *settings_remarks(settings, prompts),
-            *whole_reads,
-            *ways,
-            *ending_remarks(settings, tokenizer, sampler),
+            *prompts.usage,
+            *dropped_prompts(prompts),
+            *noted(judged(settings)),
+            *placing,
+            *noted(turn_end(settings, tokenizer, sampler.eos.tolist())),
             *sampler.remarks(),
             *(conversation.notes if conversation is not None else ()),
         ],
@@ -340,9 +340,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model))
-    remarks = loading_remarks(role, processes)
-    bare = _placed(role, processes)
-    remarks += way_remarks(role, settings.model, processes)
+    bare, placing = _placed(role, settings, processes)
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
         folder=settings.run,
@@ -354,18 +352,19 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         steps=steps,
         fingerprint=before,
         skeleton=bare,
-        remarks=remarks,
+        remarks=placing,
         settings=settings,
         examples=examples,
     )
 
 
-def _placed(role: Any, processes: Processes) -> Any:
+def _placed(role: Any, settings: RolloutRun | ExampleRun, processes: Processes) -> tuple[Any, list[str]]:
     """Put a role and its frozen reference in place, with equal weights in every process.
 
     Returns:
-        The model without its weights, if they are sharded.
+        The model without its weights, if they are sharded; and notes for the user on what costs memory or time.
     """
+    notes = _whole_reads(role, processes)
     bare = None if processes.mesh is None else skeleton(role.model)
     processes.share_weights(in_memory(role))
     place(role, processes)
@@ -373,7 +372,18 @@ def _placed(role: Any, processes: Processes) -> Any:
     if frozen is not None:
         processes.share_weights(in_memory(frozen))
         place(frozen, processes)
-    return bare
+    return bare, notes + way_remarks(role, settings.model, processes)
+
+
+def _whole_reads(role: Any, processes: Processes) -> list[str]:
+    """Return a note on models that every process has read as a whole, although they will be sharded."""
+    models = {"model": role.model}
+    if isinstance(role, Policy):
+        models |= {"critic": role.critic, "reference": role.frozen_reference}
+    read = [name for name, model in models.items() if model is not None and not is_mapped(model)]
+    if processes.mesh is None or not read:
+        return []
+    return [f"every process reads the whole {' and '.join(read)} before sharding (see Loading in docs/parallel.md)"]
 
 
 def _seed_initial_weights(seed: int) -> None:

@@ -117,3 +117,15 @@ def longest_read(settings: Asking, policy: Policy) -> int:
             f"episodes of {said} tokens do not fit into the model's {limit:,} positions; reduce one of them"
         )
     return sum(parts.values())
+
+
+def dropped_prompts(prompts: PromptSet) -> list[str]:
+    """Return notes for the user on prompts, and held-out ones, that are left out."""
+    notes: list[str] = []
+    for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
+        notes += [] if some is None else some.notes
+        if some is not None and (overlong := some.overlong):
+            rows = ", ".join(str(row + 1) for row in overlong[:10]) + (", …" if len(overlong) > 10 else "")
+            of = f"{len(overlong)} of {len(some.dropped) + len(some)} {name}"
+            notes.append(f"{of} are longer than data.max_prompt_tokens and were dropped: rows {rows}")
+    return notes

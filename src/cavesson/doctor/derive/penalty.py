@@ -7,12 +7,12 @@ import numpy as np
 
 from cavesson.doctor.derivation import Found, derivation
 from cavesson.doctor.derive.critic import recorded_white
-from cavesson.doctor.estimates import estimates
 from cavesson.doctor.groups import mean_of
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
+from cavesson.findings.kl import estimates
 
 MATCHED = 0.9
 """Smallest share of the tokens that the penalty must explain."""

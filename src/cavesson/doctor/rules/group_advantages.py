@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.estimates import estimates
 from cavesson.doctor.groups import mean_of, repeated
 from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import RUNAWAY
 from cavesson.doctor.series import Array, series, since
+from cavesson.findings.kl import estimates
 from cavesson.findings.words import Phrase, Share
 
 EXACT = 1e-4

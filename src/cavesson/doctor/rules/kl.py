@@ -6,7 +6,6 @@ import numpy as np
 
 from cavesson.doctor.absent import no_penalty, no_reference
 from cavesson.doctor.data import RunData
-from cavesson.doctor.estimates import estimates
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import pays
@@ -14,6 +13,8 @@ from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
+from cavesson.findings.kl import estimates, pull
+from cavesson.findings.settings import HELD
 from cavesson.findings.words import Percent, Phrase, Share
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
@@ -305,14 +306,6 @@ def kl_in_few_tokens(data: RunData, *, few: float = Share(0.5), tenth: float = S
     return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve)
 
 
-def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
-    """Return the factor of ∇ log π; for the gradient of KL(π ‖ π_ref) the factor is Δ itself."""
-    if place == "loss":
-        return {"k1": np.ones_like(log_ratio), "k2": log_ratio, "k3": -np.expm1(-log_ratio)}.get(estimator, log_ratio)
-    # The exact KL does not depend on which token was drawn, so it does not favour any token over another.
-    return estimates(log_ratio).get(estimator, np.zeros_like(log_ratio))
-
-
 def _sound(value: Any, data: RunData, reading: Reading) -> str:
     """Return an estimator that has the gradient of the KL where it is used."""
     return "k1" if data.setting("kl.place") == "reward" else "k3"
@@ -334,14 +327,13 @@ def _sound(value: Any, data: RunData, reading: Reading) -> str:
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
     absent=no_penalty,
 )
-def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Reading | None:
+def estimator_misplaced(data: RunData, *, limit: float = HELD) -> Reading | None:
     sample, place, estimator = data.sample, str(data.setting("kl.place")), str(data.setting("kl.estimator"))
     delta = sample["kl_k1"]
     near = sample.trained & (np.abs(delta) < 1) & (np.abs(delta) > 0)
     if not near.any() or not np.any(data.rows["kl_coef"] > 0):
         return None
-    pull = (_weight(place, estimator, delta[near]) - _weight(place, estimator, -delta[near])) / 2
-    share = Percent(np.sum(pull * delta[near]) / np.sum(delta[near] ** 2))
+    share = Percent(pull(place, estimator, delta[near]))
     worst = sample.worst(np.where(sample.trained, np.abs(delta), np.nan))
     words = {"place": Phrase(place), "estimator": estimator}
     curve = Curve(objective(data), name=Phrase("KL to the reference in nats per response"))

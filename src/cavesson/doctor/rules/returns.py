@@ -4,9 +4,9 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import recorded_white, scales
-from cavesson.doctor.estimates import estimates
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
+from cavesson.findings.kl import estimates
 
 
 def penalty(data: RunData, sample: Sample) -> Array:

@@ -12,6 +12,7 @@ from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
+from cavesson.findings.settings import PURE, filters
 from cavesson.findings.words import Phrase, Share
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
@@ -123,9 +124,8 @@ def filtered_sampling(data: RunData) -> Reading | None:
         sick, seen = False, -found.size
     else:
         return None
-    settings = {name: data.setting(f"config.sampling.{name}") for name in ("top_k", "top_p")}
-    filters = [f"{name} = {value}" for name, value in settings.items() if value not in (None, 0, 1)]
-    words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
+    named = filters({name: data.setting(f"config.sampling.{name}") for name in PURE})
+    words: Words = {"gap": abs(seen), "setting": f" ({', '.join(named)})" if named else ""}
     curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
     return Reading(seen, sick, first, sample.rows.evidence(range(len(sample.rows))), words, curve)
 

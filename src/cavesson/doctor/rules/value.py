@@ -11,6 +11,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.rules.returns import returns
 from cavesson.doctor.series import Series, since, smoothed, standard_error, together
+from cavesson.findings.settings import FADED, reaching
 from cavesson.findings.words import Phrase
 
 WARM_UP = 0.3
@@ -206,12 +207,12 @@ def value_loss_spike(
     settings={"ppo.lam": 1.0, "ppo.gamma": 1.0},
     source="VC-PPO 2503.01491",
 )
-def reward_fades(data: RunData, *, limit: float = 0.01) -> Reading | None:
+def reward_fades(data: RunData, *, limit: float = FADED) -> Reading | None:
     decay = float(data.setting("config.ppo.gamma", 1.0)) * float(data.setting("config.ppo.lam", 1.0))
     length = float(np.nanmedian(data.rows["length"]))
-    left = decay**length
+    left = reaching(decay, length)
     before_end = np.arange(int(length) + 1)
     name, along = Phrase("share of the reward that reaches a token"), Phrase("tokens before the end of the response")
-    reaches = Curve(Series(before_end, decay**before_end), low=limit, name=name, along=along)
+    reaches = Curve(Series(before_end, reaching(decay, before_end)), low=limit, name=name, along=along)
     words = {"decay": decay, "length": length}
     return Reading(left, left < limit, int(data.rows.steps[0]), words=words, curve=reaches)
