@@ -17,7 +17,7 @@ from small_models import small_model
 
 from cavesson.models.parts import causal
 from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
-from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes
+from cavesson.sampling.decoding import Decoding, _recorded, full_passes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 
@@ -95,6 +95,6 @@ def test_steps_of_sharded_weights_are_not_recorded() -> None:
         mesh = init_device_mesh("cpu", (1,))
         layer = model.get_submodule("model.layers.0.mlp.up_proj")
         layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
-        assert _unrecorded(model, 16, expected) == "the weights are sharded"
+        assert _recorded(model, 16, expected).unrecorded == "the weights are sharded"
     finally:
         torch.distributed.destroy_process_group()

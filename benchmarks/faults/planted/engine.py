@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup, separate_sampler, synchronise
-from cavesson.sampling import running
+from cavesson.sampling import distribution
 from cavesson.train.run import Training
 
 
@@ -82,12 +82,12 @@ def engine_routing(setup: Setup, level: float) -> None:
     """On a share of the tokens the engine takes another path (another expert) and finds quite other logits."""
     generator = torch.Generator().manual_seed(setup.seed)
 
-    def distribution(original: Any, logits: Any, settings: Any) -> Any:
+    def elsewhere(original: Any, logits: Any, settings: Any) -> Any:
         other = torch.rand(len(logits), 1, generator=generator) < level
         noise = 2.5 * torch.randn(logits.shape, generator=generator)
         return original(torch.where(other, logits + noise, logits), settings)
 
-    setup.wrap(running, "sampling_logprobs", distribution)
+    setup.wrap(distribution, "sampling_logprobs", elsewhere)
 
 
 @fault(causes=["too-off-policy", "sampler-stale"], levels=(10, 14, 20))

@@ -7,22 +7,31 @@ weights always give the same numbers, in scoring as in learning, there is one co
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch.utils._pytree import tree_map_only
 
 from cavesson.errors import first_line, print_error
-from cavesson.models.layers import forwards
+from cavesson.models.layers import Forward, forwards
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+NOT_COMPILED = (FailOnRecompileLimitHit, TorchDynamoException)
+"""What is raised where something cannot be compiled."""
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def cause(error: Exception) -> str:
+    """Return the kind of an error and its first line; of a compiler's error, those of what it was caused by."""
+    inner = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+    return f"{type(inner).__name__} ({first_line(inner)})"
 
 
 def compiler(backend: str = "inductor") -> Compile:
@@ -43,43 +52,67 @@ def cache_folder() -> Path:
     return root / "cavesson" / "compiled" / f"torch-{torch.__version__}"
 
 
-def compile_layers(model: nn.Module, compile: Compile) -> None:
+class Failure:
+    """Whether something could not be compiled.
+
+    Args:
+        what: what could not, with its verb, such as "the layers are".
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.has_worked = False
+        """whether the code has been tried; until then, errors are raised to what tries it"""
+        self.reason: str | None = None
+
+
+class Compiled:
+    """A compiled function; where it cannot be compiled, the plain one from then on.
+
+    Args:
+        plain: computes the same.
+        code: the compiled function.
+        failure: shared by functions that are plain together.
+    """
+
+    def __init__(self, plain: Callable[..., Any], code: Callable[..., Any], failure: Failure) -> None:
+        self.plain, self.code, self.failure = plain, code, failure
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.failure.reason is None:
+            try:
+                return self.code(*args, **kwargs)
+            except NOT_COMPILED as error:
+                if not self.failure.has_worked:
+                    raise
+                self.failure.reason = cause(error)
+                print_error(f"cavesson: {self.failure.what} not compiled: {self.failure.reason}")
+        return self.plain(*args, **kwargs)
+
+
+def compile_layers(model: nn.Module, compile: Compile) -> Failure:
     """Compile the layers of a model, for passes inside `as_in_run`; the code is made when it is first needed."""
+    failure = Failure("the layers are")
+    for forward, code in compiled_forwards(model, compile):
+        layer = forward.plain.__self__  # type: ignore[attr-defined]
+        forward.compiled = Compiled(forward.plain, partial(_with_graph, code, layer), failure)
+    return failure
+
+
+def compiled_forwards(model: nn.Module, compile: Compile) -> Iterator[tuple[Forward, Callable[..., Any]]]:
+    """Yield each layer's forward method with the compiled function of its class, one for all layers of a class."""
     code: dict[Any, Callable[..., Any]] = {}
-    shared = Failure()
     for forward in forwards(model):
         function = inspect.unwrap(forward.plain.__func__)  # type: ignore[attr-defined]
         if function not in code:
             code[function] = compile(function)
-        forward.compiled = CompiledForward(forward.plain, code[function], shared)
+        yield forward, code[function]
 
 
 def plain_layers(model: nn.Module) -> None:
     """Undo `compile_layers`."""
     for forward in forwards(model):
         forward.compiled = None
-
-
-class Failure:
-    """Whether the layers of a model could not be compiled."""
-
-    reason: str | None = None
-
-
-class CompiledForward:
-    """The compiled forward method of a layer; where it cannot be compiled, the plain one from then on."""
-
-    def __init__(self, plain: Callable[..., Any], code: Callable[..., Any], failure: Failure) -> None:
-        self.plain, self.code, self.failure = plain, code, failure
-
-    def __call__(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.failure.reason is None:
-            try:
-                return _with_graph(self.code, self.plain.__self__, hidden, *args, **kwargs)  # type: ignore[attr-defined]
-            except (FailOnRecompileLimitHit, TorchDynamoException) as error:
-                self.failure.reason = f"{type(error).__name__}: {first_line(error)}"
-                print_error(f"cavesson: the layers are not compiled: {self.failure.reason}")
-        return self.plain(hidden, *args, **kwargs)
 
 
 def _with_graph(code: Callable[..., Any], layer: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -89,9 +122,3 @@ def _with_graph(code: Callable[..., Any], layer: nn.Module, hidden: Tensor, *arg
         given = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
         output = code(layer, given, *args, **kwargs)
     return output if is_needed else tree_map_only(Tensor, Tensor.detach, output)
-
-
-def uncompiled(model: nn.Module) -> str | None:
-    """Return why the layers of a model could not be compiled, or None."""
-    ways = [forward.compiled for forward in forwards(model)]
-    return next((way.failure.reason for way in ways if isinstance(way, CompiledForward)), None)

@@ -16,18 +16,25 @@ from cavesson.errors import UserError
 Recomputation = bool | Literal["half"]
 """Which layers are computed again in the backward pass: all, none, or every second one."""
 
-_in_run: ContextVar[bool] = ContextVar("in_run", default=False)
+Way = Literal["plain", "learning", "decoding"]
+
+_way: ContextVar[Way] = ContextVar("way", default="plain")
 _again: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("again", default=nullcontext)
 
 
 @contextmanager
-def as_in_run() -> Iterator[None]:
-    """Compute layers inside the block in the way that was chosen for learning; elsewhere, as in sampling, plainly."""
-    token = _in_run.set(True)
+def layers_for(way: Way) -> Iterator[None]:
+    """Compute layers inside the block in the way that was chosen for this; elsewhere plainly."""
+    token = _way.set(way)
     try:
         yield
     finally:
-        _in_run.reset(token)
+        _way.reset(token)
+
+
+def as_in_run() -> AbstractContextManager[None]:
+    """Compute layers inside the block in the way that was chosen for learning."""
+    return layers_for("learning")
 
 
 @contextmanager
@@ -48,11 +55,14 @@ class Forward:
         # The method of the class, so that a model that is trained twice is not wrapped twice.
         self.plain: Callable[..., Any] = MethodType(type(layer).forward, layer)
         self.compiled: Callable[..., Any] | None = None
+        """for learning"""
+        self.decoding: Callable[..., Any] | None = None
+        """for a step of decoding"""
         self.recomputes = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Decided here, because the backward pass, which may call it again, is in another thread.
-        forward = self.compiled if self.compiled is not None and _in_run.get() else self.plain
+        forward = {"learning": self.compiled, "decoding": self.decoding}.get(_way.get()) or self.plain
         if self.recomputes and torch.is_grad_enabled():
             again = _again.get()
             return checkpoint(

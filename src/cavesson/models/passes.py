@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-from cavesson.errors import first_line
-from cavesson.models.compiled import Compile, compile_layers, plain_layers, uncompiled
+from cavesson.models.compiled import NOT_COMPILED, Compile, cause, compile_layers, plain_layers
 from cavesson.models.layers import as_in_run, forwards
 from cavesson.models.packed import pack_rows, packed_states
 from cavesson.models.parts import UNSUPPORTED, causal, output_head, probe_ids, tolerance
@@ -22,7 +20,7 @@ from cavesson.ops import piece_logprobs
 from cavesson.ops.head import Head
 
 Role = Policy | SequencePolicy | RewardModel
-_FAILURES = (*UNSUPPORTED, FailOnRecompileLimitHit, TorchDynamoException)
+_FAILURES = (*UNSUPPORTED, *NOT_COMPILED)
 """What models and compilers raise that cannot do what they are asked for."""
 _BATCHES = ((5, 9, 2), (7,))
 """Lengths of the rows in the batches that ways are compared on. A batch of one row is compiled separately."""
@@ -88,7 +86,7 @@ def _head_differs(head: Head, kernels: piece_logprobs.Kernels, temperature: floa
     try:
         seen = _scored(head, hidden, kernels, temperature)
     except _FAILURES as error:
-        return f"it raises {type(error).__name__} ({first_line(error)})"
+        return f"it raises {cause(error)}"
     return None if _are_close(seen, expected, head.weight.dtype) else "it computes other numbers then"
 
 
@@ -127,8 +125,10 @@ def _not_compiled(model: nn.Module, compile: Compile, way: Callable[..., Tensor]
     """Compile the layers of a model; return why that does not work, or None."""
     if not forwards(model):
         return f"{causal(model).config.model_type} has no layers that are known here"
-    compile_layers(model, compile)
-    return _differs(model, way, expected) or uncompiled(model)
+    failure = compile_layers(model, compile)
+    why = _differs(model, way, expected)
+    failure.has_worked = why is None
+    return why
 
 
 def _differs(model: nn.Module, way: Callable[..., Tensor], expected: list[Tensor]) -> str | None:
@@ -136,7 +136,7 @@ def _differs(model: nn.Module, way: Callable[..., Tensor], expected: list[Tensor
     try:
         seen = _tried(model, way)
     except _FAILURES as error:
-        return f"{inner.config.model_type} raises {type(error).__name__} ({first_line(error)})"
+        return f"{inner.config.model_type} raises {cause(error)}"
     if not _are_close(seen, expected, inner.dtype):
         return f"{inner.config.model_type} computes other numbers in this way"
     return None

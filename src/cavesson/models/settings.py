@@ -68,8 +68,8 @@ class ModelSettings(StartSettings):
     time; "half": of every second layer; "auto": of as few layers as fit into the free memory of a GPU, as
     `cavesson plan` predicts it"""
     compile: Literal["auto", "none"] = "auto"
-    """"auto": on a GPU, compile the layers and the output head for learning, if the model then computes the same;
-    "none": never"""
+    """"auto": on a GPU, compile the layers and the output head for learning, and the layers and the draw for sampling,
+    if the model then computes the same; "none": never"""
     device: str | None = None
     """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU if there is one"""
 

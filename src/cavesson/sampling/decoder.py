@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers import StaticCache
 from transformers.cache_utils import StaticLayer
 
+from cavesson.models.layers import layers_for
 from cavesson.models.parts import causal, output_head, trunk
 from cavesson.models.policy import positions
 from cavesson.models.shared_prompts import distinct
@@ -44,7 +45,8 @@ class ReadPrompts(NamedTuple):
         return equal.int().argmax(1) if bool(equal.any(1).all()) else None
 
 
-def _unchanged(logits: Tensor) -> Tensor:
+def unchanged(logits: Tensor) -> Tensor:
+    """Return the logits."""
     return logits
 
 
@@ -89,7 +91,7 @@ class Decoder:
             self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._columns), value=1)
         return prompts.logits[which]
 
-    def append(self, token: Tensor, then: Callable[[Tensor], Tensor] = _unchanged) -> Tensor:
+    def append(self, token: Tensor, then: Callable[[Tensor], Tensor] = unchanged) -> Tensor:
         """Append one token `[B]` to each row, and return what `then` returns of the logits `[B, V]` of the next ones.
 
         A CUDA graph includes it, so it must always be the same, and must read and write the same tensors in place.
@@ -166,7 +168,8 @@ class Decoder:
         return ReadPrompts(ids, mask, logits, cache), among.prompt
 
     def _next(self, ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-        logits, self._cache = self._logits(ids, mask, position, self._cache)
+        with layers_for("decoding"):
+            logits, self._cache = self._logits(ids, mask, position, self._cache)
         return logits
 
     def _logits(self, ids: Tensor, mask: Tensor, position: Tensor, cache: Any) -> tuple[Tensor, Any]:

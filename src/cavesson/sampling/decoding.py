@@ -6,6 +6,7 @@ a sliding window correctly only in a full pass.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,14 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from cavesson.data.prompts import padded_prompts
 from cavesson.errors import UserError, first_line
+from cavesson.models.compiled import NOT_COMPILED, Compile, Compiled, Failure, cause
+from cavesson.models.compiled_steps import compile_steps, plain_steps
 from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe_ids, tolerance, trunk
 from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
-from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache
+from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache, unchanged
+from cavesson.sampling.distribution import Filters, NextTokens, next_tokens
 from cavesson.sampling.kept import ReadRow
 from cavesson.sampling.memory_check import spare_columns
 
@@ -31,8 +35,26 @@ _KEPT = torch.tensor([2, 0])
 """The rows that are left before the last of these steps."""
 
 
-Compared = tuple[Tensor, Tensor]
-"""Logits of the same tokens, `[N, V]`: decoded, and of full passes."""
+_FILTERS = Filters(temperature=1.0, top_k=0, top_p=1.0, min_new_tokens=0)
+"""Of the draws that are compared."""
+
+
+class Compared(NamedTuple):
+    """What decoding has computed of N tokens."""
+
+    logits: Tensor
+    """decoded, `[N, V]`"""
+    expected: Tensor
+    """of full passes, `[N, V]`"""
+    drawn: Sequence[Tensor] = ()
+    """token and log-probability of each draw, `[B, 2]`, if there were draws in the steps"""
+    redrawn: Sequence[Tensor] = ()
+    """the same, drawn from these logits after the steps"""
+
+    @property
+    def draws_agree(self) -> bool:
+        pairs = zip(self.drawn, self.redrawn, strict=True)
+        return all(torch.allclose(one, other, rtol=0, atol=1e-3) for one, other in pairs)
 
 
 class FullPasses(NamedTuple):
@@ -77,10 +99,16 @@ class Decoding(NamedTuple):
     """whether rows that have ended can give their places to others"""
     continues: bool = False
     """whether rows go on in another batch with what they have read"""
+    draw: NextTokens = next_tokens
+    """draws the tokens; compiled if steps are"""
+    uncompiled: str | None = None
+    """if steps should have been compiled, why they are not"""
 
 
 @torch.no_grad()
-def choose_decoding(model: nn.Module, size: int, expected: FullPasses, has_turns: bool = False) -> Decoding:
+def choose_decoding(
+    model: nn.Module, size: int, expected: FullPasses, has_turns: bool = False, compile: Compile | None = None
+) -> Decoding:
     """Return the fastest decoding of up to `size` tokens that agrees with full forward passes.
 
     Args:
@@ -88,15 +116,17 @@ def choose_decoding(model: nn.Module, size: int, expected: FullPasses, has_turns
         size: number of tokens of the longest sequence.
         expected: what decoding is compared with.
         has_turns: whether rows are sampled again, with what came after their responses.
+        compile: what compiles the steps that are recorded, if anything does.
 
     Raises:
         UserError: decoding agrees with neither kind of cache.
     """
     kind, unrecorded = causal(model).config.model_type, None
     if causal(model).device.type == "cuda":
-        unrecorded = _unrecorded(model, size, expected)
-        if unrecorded is None:
-            return _extended(Decoding("recorded"), model, size, expected, has_turns)
+        decoding = _recorded(model, size, expected, compile)
+        if decoding.unrecorded is None:
+            return _extended(decoding, model, size, expected, has_turns)
+        unrecorded = decoding.unrecorded
     caches: tuple[CacheKind, ...] = ("static", "growing")
     for cache in caches:
         reason = _disagreement(model, cache, size, expected, _decoded)
@@ -164,14 +194,25 @@ def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]
     return [long, long[:1], long], torch.arange(7, 16).view(3, _COMPARED) % tokens
 
 
-def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None:
-    """Return why steps cannot be replayed as a CUDA graph, or None if they can."""
+def _recorded(model: nn.Module, size: int, expected: FullPasses, compile: Compile | None = None) -> Decoding:
+    """Return decoding in which steps are replayed as a CUDA graph, compiled if that works, or why they cannot be."""
     if any(isinstance(weight, DTensor) for weight in model.parameters()):
-        return "the weights are sharded"
+        return Decoding("recorded", "the weights are sharded")
     if not keeps_tokens_only(new_cache(model, "recorded", size)):
-        return "the cache keeps more than keys and values of all tokens"
-    reason = _disagreement(model, "recorded", size, expected, _decoded)
-    return None if reason is None else f"decoding {reason}"
+        return Decoding("recorded", "the cache keeps more than keys and values of all tokens")
+    uncompiled = None
+    plain_steps(model)
+    if compile is not None:
+        failure = Failure("decoding steps are")
+        compile_steps(model, compile, failure)
+        draw = Compiled(next_tokens, compile(next_tokens), failure)
+        uncompiled = _disagreement(model, "recorded", size, expected, partial(_drawn, draw))
+        failure.has_worked = uncompiled is None
+        if uncompiled is None:
+            return Decoding("recorded", draw=draw)
+        plain_steps(model)
+    reason = _disagreement(model, "recorded", size, expected, partial(_drawn, next_tokens))
+    return Decoding("recorded", None if reason is None else f"decoding {reason}", uncompiled=uncompiled)
 
 
 def _extended(decoding: Decoding, model: nn.Module, size: int, expected: FullPasses, has_turns: bool) -> Decoding:
@@ -197,16 +238,16 @@ def _disagreement(
     )  # a run's sequences may be shorter than those compared
     try:
         with without_rounding(model):
-            seen, wanted = decode(model, kind, size, expected)
+            seen = decode(model, kind, size, expected)
         if kind == "recorded":  # the kernels of quantized layers too, some of which wait for the GPU
             decode(model, kind, size, expected)
     except torch.OutOfMemoryError:
         raise
-    except UNSUPPORTED as error:
-        return f"raises {type(error).__name__} ({first_line(error)})"
-    if bool(close(seen, wanted, causal(model).dtype).all()):
-        return None
-    difference = (seen.log_softmax(-1) - wanted.log_softmax(-1)).abs().max()
+    except (*UNSUPPORTED, *NOT_COMPILED) as error:
+        return f"raises {cause(error)}"
+    if bool(close(seen.logits, seen.expected, causal(model).dtype).all()):
+        return None if seen.draws_agree else "draws other tokens than those of its logits"
+    difference = (seen.logits.log_softmax(-1) - seen.expected.log_softmax(-1)).abs().max()
     return f"differs from a full forward pass by up to {float(difference):.2g} nats"
 
 
@@ -223,23 +264,43 @@ def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses)
     return _steps(_begun(model, kind, size, expected.prompts), expected)
 
 
-def _steps(decoder: Decoder, expected: FullPasses) -> Compared:
+def _drawn(draw: NextTokens, model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
+    """Compare the same tokens, and those that are drawn in the steps with those drawn from the logits afterwards."""
+    return _steps(_begun(model, kind, size, expected.prompts), expected, draw)
+
+
+def _steps(decoder: Decoder, expected: FullPasses, draw: NextTokens | None = None) -> Compared:
     device = expected.logits.device
     answers, kept = expected.answers.to(device), _KEPT.to(device)
-    logits = [decoder.read(), decoder.append(answers[:, 0])]
+    then = unchanged if draw is None else partial(_with_draw, draw)
+    first = decoder.read()
+    steps = [decoder.append(answers[:, 0], then).clone()]  # a graph's next step overwrites it
     decoder.keep(kept)
-    logits.append(decoder.append(answers[kept, 1]).clone())  # a graph's next step overwrites it
-    return torch.cat(logits), torch.cat([expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]])
+    steps.append(decoder.append(answers[kept, 1], then).clone())
+    vocabulary = first.shape[1]
+    logits, drawn = ([*each] for each in zip(*(step.tensor_split([vocabulary], 1) for step in steps), strict=True))
+    redrawn = drawn if draw is None else [_with_draw(next_tokens, one)[:, vocabulary:] for one in logits]
+    wanted = torch.cat([expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]])
+    return Compared(torch.cat([first, *logits]), wanted, drawn, redrawn)
+
+
+def _with_draw(draw: NextTokens, logits: Tensor) -> Tensor:
+    """Append a drawn token and its log-probability to each row of logits, `[B, V]` -> `[B, V + 2]`."""
+    rows = torch.arange(len(logits), device=logits.device)
+    uniforms = torch.linspace(0.2, 0.7, 2 * len(rows), dtype=torch.float64, device=logits.device).view(-1, 2)
+    token, logprob = draw(logits, uniforms, rows, rows * 0, rows[:1], _FILTERS)
+    return torch.cat([logits, token[:, None].float(), logprob[:, None]], dim=1)
 
 
 def _replaced(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
     """Compare the same tokens, and those of a row that begins again: of rows 2 and 0, the second."""
     decoder, device = _begun(model, kind, size, expected.prompts), expected.logits.device
-    logits, wanted = _steps(decoder, expected)
+    compared = _steps(decoder, expected)
     batch, answers = padded_prompts(expected.prompts).to(device), expected.answers.to(device)
     again = decoder.replace(torch.tensor([1], device=device), batch["prompt_ids"][:1], batch["prompt_mask"][:1])
     then = decoder.append(torch.stack([answers[2, 2], answers[0, 0]]))[1:]
-    return torch.cat([logits, again, then]), torch.cat([wanted, expected.logits[:1, 0], expected.logits[:1, 1]])
+    logits = torch.cat([compared.logits, again, then])
+    return Compared(logits, torch.cat([compared.expected, expected.logits[:1, 0], expected.logits[:1, 1]]))
 
 
 def _continued(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
@@ -252,4 +313,4 @@ def _continued(model: nn.Module, kind: CacheKind, size: int, expected: FullPasse
     known = [first.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)]
     decoder = _begun(model, kind, size, longer, known)
     logits = [decoder.read(), decoder.append(answers[:, 1])]
-    return torch.cat(logits), torch.cat([expected.logits[:, 1], expected.logits[:, 2]])
+    return Compared(torch.cat(logits), torch.cat([expected.logits[:, 1], expected.logits[:, 2]]))

@@ -1,5 +1,8 @@
 """From logits to a sampled token: scaling, filters and the draw. Pure functions of tensors."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -10,6 +13,45 @@ _PIECE = 512
 """Tokens whose probabilities are summed before they are looked at one by one."""
 
 
+class Filters(NamedTuple):
+    """What changes the distribution to sample from, as in `DecodingSettings`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_new_tokens: int
+
+
+def filters_of(settings: DecodingSettings) -> Filters:
+    return Filters(*(getattr(settings, name) for name in Filters._fields))
+
+
+def next_tokens(
+    logits: Tensor, uniforms: Tensor, index: Tensor, count: Tensor, eos: Tensor, filters: Filters
+) -> tuple[Tensor, Tensor]:
+    """Return the token that is drawn in each row, and its log-probability, both `[B]`.
+
+    Args:
+        logits: of the model, `[B, V]`, float32.
+        uniforms: random numbers of all responses, `[N, T]`.
+        index: the response of each row, `[B]`.
+        count: tokens drawn before, for each row; less than T.
+        eos: the end tokens.
+        filters: of the distribution.
+    """
+    allowed = without(logits, eos, count < filters.min_new_tokens) if filters.min_new_tokens else logits
+    if filters.temperature == 0:
+        distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
+    else:
+        distribution = sampling_logprobs(allowed, filters)
+        token = draw(distribution, uniforms[index, count])
+    return token, distribution.gather(1, token[:, None]).squeeze(1)
+
+
+NextTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Filters], tuple[Tensor, Tensor]]
+"""`next_tokens`, or another function that computes the same."""
+
+
 def without(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
     """Return logits `[B, V]` with which some tokens cannot be drawn in the rows for which `where` `[B]` is true."""
     found = logits.clone()
@@ -17,19 +59,19 @@ def without(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
     return found
 
 
-def sampling_logprobs(logits: Tensor, settings: DecodingSettings) -> Tensor:
+def sampling_logprobs(logits: Tensor, filters: Filters | DecodingSettings) -> Tensor:
     """Return the log-probabilities `[B, V]` of the distribution to sample from.
 
     Args:
         logits: of the model, `[B, V]`, float32; -inf for tokens that cannot be drawn.
-        settings: temperature, top-k, top-p.
+        filters: temperature, top-k, top-p.
     """
-    logits = logits / settings.temperature
-    if settings.top_k:
-        kth = logits.topk(min(settings.top_k, logits.shape[1])).values[:, -1:]
+    logits = logits / filters.temperature
+    if filters.top_k:
+        kth = logits.topk(min(filters.top_k, logits.shape[1])).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
-    if settings.top_p < 1:
-        logits = _nucleus(logits, settings.top_p)
+    if filters.top_p < 1:
+        logits = _nucleus(logits, filters.top_p)
     return logits.log_softmax(-1)
 
 

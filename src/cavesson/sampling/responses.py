@@ -179,6 +179,10 @@ class Growing:
     def all_done(self) -> bool:
         return all(self.reasons)
 
+    def longest_left(self, rows: Iterable[int]) -> int:
+        """Return how many tokens those of some rows that have not ended still get, at most."""
+        return max(int(self.limits[row]) - len(self.ids[row]) for row in rows if not self.reasons[row])
+
     def append(self, rows: Iterable[int], tokens: Iterable[int]) -> None:
         """Append a token to each of some rows; rows that have ended stay as they are."""
         for row, token in zip(rows, tokens, strict=True):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cavesson.sampling.decoder import Decoder
-from cavesson.sampling.distribution import draw, sampling_logprobs, without
+from cavesson.sampling.distribution import NextTokens, filters_of, next_tokens
 from cavesson.sampling.kept import ReadRow
 from cavesson.sampling.responses import Growing
 from cavesson.sampling.settings import DecodingSettings
@@ -26,6 +26,7 @@ class Running:
         eos: the end tokens.
         settings: how to sample.
         responses: the index of each row's response.
+        draw: draws the tokens.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Running:
         eos: Tensor,
         settings: DecodingSettings,
         responses: Sequence[int],
+        draw: NextTokens = next_tokens,
     ) -> None:
-        self._decoder, self._growing, self._eos, self._settings = decoder, growing, eos, settings
+        self._decoder, self._growing, self._eos, self._filters = decoder, growing, eos, filters_of(settings)
+        self._next_tokens = draw
         # One more position than a response can have, for what is drawn in rows that have ended.
         self._uniforms = pad(uniforms, (0, 1)).to(eos.device)
         self.logprobs = torch.zeros(self._uniforms.shape, device=eos.device)
@@ -64,11 +67,18 @@ class Running:
         responses = [(row, self.responses[row]) for row in self.ended()]
         return {names[i]: self._decoder.row(row, [*prompts[i], *self._growing.ids[i]]) for row, i in responses}
 
-    def step(self) -> None:
-        """Append the last token of each row, and draw the next one."""
-        self._count += 1
-        self._token = self._decoder.append(self._token, lambda logits: self._draw(self._index, self._count, logits))
-        self._growing.append(self.responses, self._token.tolist())
+    def step(self, times: int = 1) -> None:
+        """Append the last token of each row and draw the next one, several times before any of them is looked at.
+
+        A row that ends meanwhile goes on until all these steps are made, and what is drawn for it is not used.
+        """
+        drawn = []
+        for _ in range(times):
+            self._count += 1
+            self._token = self._decoder.append(self._token, lambda logits: self._draw(self._index, self._count, logits))
+            drawn.append(self._token.clone())  # a graph's next step overwrites it
+        for tokens in torch.stack(drawn).tolist():
+            self._growing.append(self.responses, tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these."""
@@ -99,12 +109,7 @@ class Running:
 
     def _draw(self, index: Tensor, count: Tensor, logits: Tensor) -> Tensor:
         """Draw a token from each row's logits `[B, V]`, and note its log-probability in the response of that index."""
-        at, settings = count.clamp_max(self._uniforms.shape[1] - 1), self._settings
-        allowed = without(logits, self._eos, at < settings.min_new_tokens) if settings.min_new_tokens else logits
-        if settings.temperature == 0:
-            distribution, token = logits.log_softmax(-1), allowed.argmax(-1)
-        else:
-            distribution = sampling_logprobs(allowed, settings)
-            token = draw(distribution, self._uniforms[index, at])
-        self.logprobs[index, at] = distribution.gather(1, token[:, None]).squeeze(1)
+        at = count.clamp_max(self._uniforms.shape[1] - 1)
+        token, logprob = self._next_tokens(logits, self._uniforms, index, at, self._eos, self._filters)
+        self.logprobs[index, at] = logprob
         return token

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.models.compiled import Compile
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
@@ -23,11 +24,13 @@ from cavesson.sampling.running import Running
 from cavesson.sampling.settings import DecodingSettings, MergesAdapters
 from cavesson.types import Batch
 
-DROP_AT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
+DROP_AT: dict[CacheKind, float] = {"recorded": 0.25, "static": 0.75, "growing": 0.75}
 """Rows that have ended leave the batch when at most this share of the rows still runs. Dropping each at once would cost
 more: the cache is copied, and a CUDA graph is recorded again."""
 SMALLEST: dict[CacheKind, float] = {"recorded": 0.25, "static": 0.0, "growing": 0.0}
 """The share of the rows from which on none leave: a step of so few takes hardly longer than one of fewer."""
+STEPS: dict[CacheKind, int] = {"recorded": 8, "static": 1, "growing": 1}
+"""Tokens that are drawn for each row before the host looks at them, so that a GPU need not wait for it after each."""
 
 
 class Sampler:
@@ -42,6 +45,7 @@ class Sampler:
         has_turns: whether rows are sampled again inside `sampling()`, with what came after their responses. If at most
             as many rows as are sampled at the same time have turns, what they have read is kept in between.
         merges: whether to merge adapters inside `sampling()`.
+        compile: what compiles decoding steps on a GPU, if anything does.
     """
 
     def __init__(
@@ -53,12 +57,14 @@ class Sampler:
         is_scored: bool = False,
         has_turns: bool = False,
         merges: MergesAdapters = "auto",
+        compile: Compile | None = None,
     ) -> None:
         self.policy = policy
         self.settings = settings
         self.seed = seed
         self.is_scored, self.has_turns = is_scored, has_turns
         self._merges, self.merging = merges, Merging(policy.model, merges, seed)
+        self._compile = compile
         self.stop = StopTexts(tokenizer, settings.stop)
         self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
@@ -90,7 +96,7 @@ class Sampler:
             expected = self.policy.during(lambda: full_passes(self.policy.model, size))
             with self.merging.merged(self._version):
                 self.decoding = self.policy.during(
-                    lambda: choose_decoding(self.policy.model, size, expected, self.has_turns)
+                    lambda: choose_decoding(self.policy.model, size, expected, self.has_turns, self._compile)
                 )
             if self.is_scored:
                 check_scoring(self.policy, expected)
@@ -140,9 +146,11 @@ class Sampler:
 
     def remarks(self) -> list[str]:
         """Return notes for the user: what makes sampling on a GPU slower than it could be, and what it keeps."""
-        slow = self.decoding.unrecorded
-        graph = [] if slow is None else [f"sampling does not use a CUDA graph, which would be faster: {slow}"]
-        return graph + self.merging.remarks()
+        slow = {
+            "sampling does not use a CUDA graph, which would be faster: ": self.decoding.unrecorded,
+            "decoding steps are not compiled, because decoding ": self.decoding.uncompiled,
+        }
+        return [note + why for note, why in slow.items() if why is not None] + self.merging.remarks()
 
     def auto_values(self) -> dict[str, Any]:
         """Return whether adapters are merged, if that was left to the sampler."""
@@ -186,7 +194,8 @@ class Sampler:
         del known  # the decoder needs it for a moment only
         growing = Growing(len(ids), limits, self.eos.tolist(), self.stop)
         everyone = list(range(len(ids)))
-        running = Running(decoder, growing, torch.from_numpy(uniforms), self.eos, settings, everyone[:at_once])
+        draw = self.decoding.draw
+        running = Running(decoder, growing, torch.from_numpy(uniforms), self.eos, settings, everyone[:at_once], draw)
         waiting = everyone[at_once:]
         texts = unpadded(ids, mask) if kept else []
         while (left := running.left()) or waiting:
@@ -198,6 +207,6 @@ class Sampler:
             if size > SMALLEST[kind] * at_once and len(left) <= DROP_AT[kind] * size:
                 self._kept |= running.read(texts, kept)
                 running.keep(left)
-            running.step()
+            running.step(min(STEPS[kind], growing.longest_left(running.responses)))
         self._kept |= running.read(texts, kept)
         return growing.responses(running.logprobs, torch.full(running.logprobs.shape, self._version))

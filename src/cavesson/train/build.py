@@ -18,6 +18,7 @@ from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError
 from cavesson.findings.report import noted
 from cavesson.integrations.trackers import require
+from cavesson.models.compiled import Compile
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory, is_mapped
@@ -52,7 +53,7 @@ from cavesson.train.online import RolloutTrainer
 from cavesson.train.prompts import check_rewards, conversation_of, dropped_prompts, longest_read, prompts_of, tried
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
-from cavesson.train.ways import way_remarks
+from cavesson.train.ways import compiler_of, way_remarks
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,11 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
     _check_full_kl(settings, policy)
-    bare, placing = _placed(policy, settings, processes)
+    compile = compiler_of(settings.model, processes)
+    bare, placing = _placed(policy, settings, processes, compile)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
-    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None)
+    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None, compile)
     collector = Collector(
         prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query, conversation
     )
@@ -275,6 +277,7 @@ def _engine(
     served: Scratch | None,
     bare: Any,
     answered: bool,
+    compile: Compile | None,
 ) -> Engine:
     """Build the engine that samples, and check that what it samples will be scored correctly.
 
@@ -287,6 +290,7 @@ def _engine(
         served: the model for the server that this process must start, if it must.
         bare: the policy's model without its weights, if they are sharded.
         answered: whether the policy has several turns in an episode.
+        compile: what compiles decoding steps, if anything does.
     """
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
@@ -294,7 +298,7 @@ def _engine(
     check_embedded(policy.model, (*prompts.ids, *held_out))
     longest = longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
     parts = EngineParts(
-        settings, sampling, policy, tokenizer, longest, answered, len(held_out), processes, served, bare
+        settings, sampling, policy, tokenizer, longest, answered, len(held_out), processes, served, bare, compile
     )
     engine: Engine = sampling.declared.build(parts)
     return engine
@@ -340,7 +344,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model))
-    bare, placing = _placed(role, settings, processes)
+    bare, placing = _placed(role, settings, processes, compiler_of(settings.model, processes))
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
         folder=settings.run,
@@ -358,7 +362,9 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     )
 
 
-def _placed(role: Any, settings: RolloutRun | ExampleRun, processes: Processes) -> tuple[Any, list[str]]:
+def _placed(
+    role: Any, settings: RolloutRun | ExampleRun, processes: Processes, compile: Compile | None
+) -> tuple[Any, list[str]]:
     """Put a role and its frozen reference in place, with equal weights in every process.
 
     Returns:
@@ -372,7 +378,7 @@ def _placed(role: Any, settings: RolloutRun | ExampleRun, processes: Processes) 
     if frozen is not None:
         processes.share_weights(in_memory(frozen))
         place(frozen, processes)
-    return bare, notes + way_remarks(role, settings.model, processes)
+    return bare, notes + way_remarks(role, settings.model, processes, compile)
 
 
 def _whole_reads(role: Any, processes: Processes) -> list[str]:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.cluster.connection import is_on_ray
 from cavesson.errors import UserError
+from cavesson.models.compiled import Compile
 from cavesson.models.policy import Policy
 from cavesson.processes import Processes
 from cavesson.sampling.decoding import check_scoring, full_passes
@@ -41,6 +42,8 @@ class EngineParts:
     """the model for the server that this process must start, if it must"""
     bare: Any
     """the policy's model without its weights, if they are sharded"""
+    compile: Compile | None
+    """what compiles decoding steps, if anything does"""
 
 
 def transformers_engine(parts: EngineParts) -> Sampler:
@@ -49,8 +52,16 @@ def transformers_engine(parts: EngineParts) -> Sampler:
     rows = len(processes.share(settings.batch_size))
     # There may be more held-out prompts than a step has responses.
     sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
-    policy, tokenizer, seed, merges = parts.policy, parts.tokenizer, settings.seed, settings.sampling.merge_adapters
-    sampler = Sampler(policy, tokenizer, sampling, seed, is_scored=True, has_turns=parts.has_turns, merges=merges)
+    sampler = Sampler(
+        parts.policy,
+        parts.tokenizer,
+        sampling,
+        settings.seed,
+        is_scored=True,
+        has_turns=parts.has_turns,
+        merges=settings.sampling.merge_adapters,
+        compile=parts.compile,
+    )
     sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
     sampler.merging.agree(processes.of_all(sampler.merging.merges))
     return sampler
