@@ -1,0 +1,1 @@
+"""Faults in three small trainers in plain PyTorch, as people write them from papers."""
