@@ -1,11 +1,16 @@
-"""The algorithms and the sampling engines by name. A new one is a module and a line in one of these tables."""
+"""The algorithms and the sampling engines by name.
+
+A new one is a module and a line in one of these tables, or an entry point of an installed package.
+"""
 
 from collections.abc import Mapping
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
 from operator import or_
 from types import GenericAlias
 from typing import Any, NamedTuple
+
+from cavesson.plugins import installed, loaded
 
 
 class Entry(NamedTuple):
@@ -30,6 +35,10 @@ ALGORITHMS = {
     "grpo": Entry("cavesson.algorithms.grpo", "GRPORun", "Reinforcement learning that compares a group of responses."),
     "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),
     "raft": Entry("cavesson.algorithms.raft", "RAFTRun", "Fine-tune on the best of the model's own responses."),
+}
+ALGORITHMS |= {
+    name: Entry(entry.module, entry.attr, f"An algorithm of {entry.dist.name}." if entry.dist else "An algorithm.")
+    for name, entry in installed("algorithms", ALGORITHMS).items()
 }
 
 
@@ -75,6 +84,12 @@ ENGINES = {
         },
     ),
 }
+
+
+@cache
+def engines() -> dict[str, EngineEntry]:
+    """Return the engines of the table, and those of installed packages."""
+    return ENGINES | loaded("engines", EngineEntry, ENGINES)
 
 
 def chosen_by_plan(settings: Any, device: Any) -> tuple[dict[str, Any], list[str]]:

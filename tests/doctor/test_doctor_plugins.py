@@ -124,13 +124,13 @@ def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tm
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("nowhere:rule", "loading the rule nowhere:rule raised ModuleNotFoundError"),
-        ("json:loads", "json:loads is not a rule"),
+        ("nowhere:rule", "loading nowhere:rule of cavesson.rules raised ModuleNotFoundError"),
+        ("json:loads", "json:loads of cavesson.rules is not a Rule"),
     ],
 )
 def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
     entry = EntryPoint("theirs", value, "cavesson.rules")
-    monkeypatch.setattr("cavesson.doctor.plugins.entry_points", lambda group: [entry])
+    monkeypatch.setattr("cavesson.plugins.entry_points", lambda group: [entry])
     with pytest.raises(UserError, match=said):
         all_rules()
 

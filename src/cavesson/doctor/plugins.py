@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from cavesson.doctor.data import RunData
@@ -12,6 +11,7 @@ from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import language
 from cavesson.errors import UserError, user_code
+from cavesson.plugins import loaded
 
 
 def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
@@ -21,7 +21,7 @@ def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
         UserError: A file is missing, is not a Python file, or has no rule; an entry point is not a rule; or two rules
             have the same name.
     """
-    installed = [_installed(entry) for entry in entry_points(group="cavesson.rules")]
+    installed = map(_guarded, loaded("rules", Rule).values())
     rules = (*RULES, *installed, *(rule for path in files for rule in rules_in(path)))
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -41,14 +41,6 @@ def rules_in(path: Path) -> list[Rule]:
     if not found:
         raise UserError(f"{path} defines no rule; decorate a function with @cavesson.doctor.rule(...)")
     return [_guarded(rule) for rule in found]
-
-
-def _installed(entry: EntryPoint) -> Rule:
-    with user_code(f"loading the rule {entry.value}"):
-        found = entry.load()
-    if not isinstance(found, Rule):
-        raise UserError(f"{entry.value} is not a rule; decorate a function with @cavesson.doctor.rule(...)")
-    return _guarded(found)
 
 
 def _guarded(rule: Rule) -> Rule:

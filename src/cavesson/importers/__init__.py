@@ -20,6 +20,7 @@ from cavesson.importers import (
 from cavesson.importers.importing import ImportReport, follow, read_once
 from cavesson.importers.rollout import Format, Tokenizer
 from cavesson.importers.sources import Source
+from cavesson.plugins import loaded
 
 FORMATS: dict[str, Format] = {
     format.name: format
@@ -37,8 +38,13 @@ FORMATS: dict[str, Format] = {
         plain.FORMAT,
     )
 }
-"""Every format by its name."""
-__all__ = ["FORMATS", "ImportReport", "Tokenizer", "follow_run", "import_run"]
+"""Every format of Cavesson by its name."""
+__all__ = ["FORMATS", "ImportReport", "Tokenizer", "follow_run", "formats", "import_run"]
+
+
+def formats() -> dict[str, Format]:
+    """Return every format by its name, those of installed packages included."""
+    return FORMATS | loaded("importers", Format, FORMATS)
 
 
 def import_run(
@@ -59,7 +65,7 @@ def import_run(
     Args:
         source: One file, or the folder that contains the files.
         run: Run folder to write; must not exist or must be empty.
-        format: A name in ``FORMATS``; if None, detected from the first records.
+        format: A name in ``formats()``; if None, detected from the first records.
         columns: Column of the record → column of the source, for a table in none of the formats.
         held_out: Whether all responses are to held-out prompts, so that training did not learn from them.
         tokenizer: The model's vocabulary, so that token ids in the source can be read as text.
@@ -110,7 +116,7 @@ def _recognised(
     if not path.exists():
         raise UserError(f"{path} does not exist")
     format = _given(name, columns)
-    source = Source(path, [*FORMATS.values()] if format is None else [format])
+    source = Source(path, [*formats().values()] if format is None else [format])
     if format is None:
         format = source.recognise(otherwise=plain.FORMAT)
     return source, format.held_out() if held_out else format
@@ -118,10 +124,10 @@ def _recognised(
 
 def _given(name: str | None, columns: Mapping[str, str] | None) -> Format | None:
     """Return the format that the caller chose, if any."""
-    if name is not None and name not in FORMATS:
-        raise UserError(f"there is no format {name!r}; formats are {', '.join(FORMATS)}")
+    if name is not None and name not in formats():
+        raise UserError(f"there is no format {name!r}; formats are {', '.join(formats())}")
     if columns:
         if name not in (None, "plain"):
             raise UserError(f"--map works only with the format plain; {name} has its own columns")
         return plain.mapped(columns)
-    return None if name is None else FORMATS[name]
+    return None if name is None else formats()[name]

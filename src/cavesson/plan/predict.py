@@ -25,7 +25,7 @@ from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
-from cavesson.registry import ENGINES
+from cavesson.registry import engines
 from cavesson.train.by_plan import left_to_plan, with_choices
 from cavesson.train.prompts import conversation_of, prompts_of
 
@@ -174,7 +174,7 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
     if settings.model.lora is None:
         yield "model.lora.rank", 16
     if isinstance(settings, RolloutRun) and settings.sampling.declared.local:
-        yield from (("sampling.engine", name) for name, engine in ENGINES.items() if not engine.local)
+        yield from (("sampling.engine", name) for name, engine in engines().items() if not engine.local)
 
 
 def _other_micro_batches(settings: Run, processes: int) -> set[int]:

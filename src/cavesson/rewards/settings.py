@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import FunctionName, full_path
+from cavesson.plugins import located
 
 
 class RewardSettings(Settings):
@@ -13,7 +14,7 @@ class RewardSettings(Settings):
 
     use: FunctionName
     """"sentiment", "exact_match", "lowercase", "code", "classifier", "pipeline", "http", or your own function as
-    file.py:function or module:function"""
+    file.py:function, module:function, or the name that an installed package gives it"""
     name: str | None = None
     """name in the record; none = the name of the function, or `use`"""
     weight: float = 1.0
@@ -31,6 +32,11 @@ class RewardSettings(Settings):
     def label(self) -> str:
         """The name of the reward in the record."""
         return self.name or self.use.rpartition(":")[2]
+
+    @field_validator("use")
+    @classmethod
+    def _located(cls, use: str) -> str:
+        return located("rewards", use)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings, SettingsError
 from cavesson.config_paths import FunctionName, full_function
+from cavesson.plugins import located
 
 
 class EnvironmentSettings(Settings):
@@ -33,9 +34,11 @@ class EnvironmentSettings(Settings):
     @classmethod
     def _full_names(cls, use: Any) -> Any:
         names = use if isinstance(use, dict) else {} if use is None else {"": use}
-        if use == {} or any(not isinstance(one, str) or not one.rpartition(":")[0] for one in names.values()):
-            raise ValueError("write file.py:Class or package.module:Class, or a table of them")
-        return {key: full_function(one) for key, one in use.items()} if isinstance(use, dict) else full_function(use)
+        named = {key: full_function(one) for key, one in names.items()}
+        named = {key: located("environments", one) for key, one in named.items() if isinstance(one, str)}
+        if use == {} or len(named) < len(names) or any(not one.rpartition(":")[0] for one in named.values()):
+            raise ValueError("write file.py:Class, package.module:Class or a name of an installed package, or a table")
+        return named if isinstance(use, dict) else named.get("", use)
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -45,8 +48,9 @@ class EnvironmentSettings(Settings):
     @field_validator("tools")
     @classmethod
     def _functions(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        tools = tuple(located("tools", one) for one in tools)
         if any(not one.rpartition(":")[0] for one in tools):
-            raise ValueError("write file.py:function or package.module:function")
+            raise ValueError("write file.py:function, package.module:function or a name of an installed package")
         return tools
 
     @property

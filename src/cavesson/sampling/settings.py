@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
-from cavesson.registry import ENGINES, EngineEntry
+from cavesson.registry import EngineEntry, engines
 
 MergesAdapters = Literal["auto", "always", "never"]
 """Whether adapters are merged while responses are sampled."""
@@ -111,13 +111,13 @@ class SamplingSettings(DecodingSettings):
     @property
     def declared(self) -> EngineEntry:
         """What the engine cannot do."""
-        return ENGINES[self.engine]
+        return engines()[self.engine]
 
     @field_validator("engine")
     @classmethod
     def _known(cls, engine: str) -> str:
-        if engine not in ENGINES:
-            raise ValueError(f"unknown engine; choose one of {', '.join(ENGINES)}")
+        if engine not in engines():
+            raise ValueError(f"unknown engine; choose one of {', '.join(engines())}")
         return engine
 
     @field_validator("servers")
