@@ -27,7 +27,7 @@ from cavesson.doctor.reading import Reading
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.words import language, limits_of
+from cavesson.doctor.words import LANGUAGES, language, limits_of
 from cavesson.findings.fixes import advice
 from cavesson.findings.words import number
 
@@ -151,7 +151,14 @@ def index(prose: dict[str, Any]) -> str:
             if prose["rules"][rule.name]["symptom"] == symptom
         ]
         parts.append(f"## {title}\n\n| | also known as |\n|---|---|\n" + "\n".join(lines))
+    parts.append("## Translations\n\n" + "\n".join(map(_missing, LANGUAGES[1:])))
     return "\n\n".join(parts) + "\n"
+
+
+def _missing(code: str) -> str:
+    """Return the rules that have no texts in a language, and so appear in English."""
+    names = [f"[{rule.name}]({rule.name}.md)" for rule in RULES if rule.name not in language(code).rules]
+    return f"- `{code}`: {', '.join(names)} in English" if names else f"- `{code}`: complete"
 
 
 def draw(runs: Path, out: Path) -> dict[str, Any]:

@@ -36,6 +36,13 @@ MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_mod
 PROSE = Path(__file__).parents[2] / "docs" / "diagnosis" / "prose.toml"
 TRANSLATED = [name for name in LANGUAGES if name != "en"]
 TEXTS = ("title", "cause", "healthy", "fix")
+TRANSLATIONS = [
+    pytest.param(rule, name, id=f"{name}-{rule.name}")
+    for name in TRANSLATED
+    for rule in RULES
+    if rule.name in language(name).rules
+]
+"""Translations may lag behind: docs/diagnosis/README.md lists the rules that are shown in English."""
 BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]
 SETTING = re.compile(rf"\b(?:{'|'.join(PPORun.model_fields | GRPORun.model_fields)})\.[a-z_]+")
 
@@ -45,12 +52,22 @@ def placeholders(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
-def test_every_rule_is_translated_and_no_other(name: str) -> None:
-    assert language(name).rules.keys() == {rule.name for rule in RULES}
+def test_no_rule_is_translated_that_is_not_there(name: str) -> None:
+    assert language(name).rules.keys() <= {rule.name for rule in RULES}
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
-@pytest.mark.parametrize("rule", BY_NAME)
+def test_a_rule_without_a_translation_is_shown_in_english_and_listed() -> None:
+    rule = replace(RULES[0], name="new")
+    for name in LANGUAGES:
+        assert language(name).healthy(rule) == language("en").healthy(RULES[0])
+    pages = (PROSE.parent / "README.md").read_text("utf-8").partition("## Translations")[2]
+    for name in TRANSLATED:
+        (line,) = [line for line in pages.splitlines() if line.startswith(f"- `{name}`: ")]
+        missing = {rule.name for rule in RULES} - language(name).rules.keys()
+        assert set(re.findall(r"\[([a-z-]+)\]", line)) == missing
+
+
+@pytest.mark.parametrize(("rule", "name"), TRANSLATIONS)
 def test_a_translation_has_all_texts_with_the_placeholders_of_the_english_ones(rule: Rule, name: str) -> None:
     own = language(name).rules[rule.name]
     assert own.keys() == set(TEXTS)
@@ -122,22 +139,19 @@ def test_limits_are_written_with_all_their_digits(limit: float, text: str) -> No
     assert exact(limit) == text
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
-@pytest.mark.parametrize("rule", BY_NAME)
+@pytest.mark.parametrize(("rule", "name"), TRANSLATIONS)
 def test_a_healthy_range_is_the_same_in_all_languages(rule: Rule, name: str) -> None:
     numbers = re.compile(r"\d+(?:[.,]\d+)?(?: %)?")
     own, english = (language(one).healthy(rule) for one in (name, "en"))
     assert sorted(numbers.findall(own)) == sorted(numbers.findall(english))
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
-@pytest.mark.parametrize("rule", BY_NAME)
+@pytest.mark.parametrize(("rule", "name"), TRANSLATIONS)
 def test_the_same_settings_are_to_be_changed_in_all_languages(rule: Rule, name: str) -> None:
     assert set(SETTING.findall(language(name).rules[rule.name]["fix"])) == set(SETTING.findall(rule.texts.fix))
 
 
-@pytest.mark.parametrize("name", TRANSLATED)
-@pytest.mark.parametrize("rule", BY_NAME)
+@pytest.mark.parametrize(("rule", "name"), TRANSLATIONS)
 def test_the_values_that_settings_are_to_have_are_not_translated(rule: Rule, name: str) -> None:
     values = re.compile(r'"(\w+)"|= ([\d.]+|true|false)')
     assert values.findall(language(name).rules[rule.name]["fix"]) == values.findall(rule.texts.fix)
@@ -214,7 +228,9 @@ def test_every_phrase_of_the_report_is_translated(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSLATED)
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_every_phrase_that_rules_put_into_words_is_translated(module: ModuleType, name: str) -> None:
-    known = language(name).phrases
+    known, rules = language(name).phrases, [one for one in vars(module).values() if isinstance(one, Rule)]
+    if any(one.name not in language(name).rules for one in rules):
+        return  # shown in English, as the list says
     assert [text for text in phrases_of_the_rules(module) if not any(text in phrase for phrase in known)] == []
 
 
