@@ -16,7 +16,10 @@ from small_models import small_model
 from test_models_architectures import documented
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.exc import InductorError
 
+from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.errors import UserError
 from cavesson.models.compiled import cache_folder, compiler
 from cavesson.models.layers import Recomputation, as_in_run, forwards, recompute_layers
 from cavesson.models.packed import one_by_one, pack_rows
@@ -24,6 +27,8 @@ from cavesson.models.passes import Ways, use
 from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import LoraSettings, ModelSettings
 from cavesson.ops import piece_logprobs
+from cavesson.train.in_backward import InBackward
+from cavesson.train.optimizer import Optimizer
 
 PACKED = Ways(packed=True, compile=None)
 needs_compiler = pytest.mark.skipif(
@@ -243,6 +248,27 @@ def test_a_head_that_cannot_be_compiled_is_computed_plainly(head: Callable[..., 
     same(plain, other)
 
 
+@pytest.mark.parametrize("part", ["scores", "gradient"])
+def test_a_head_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.CaptureFixture[str], part: str) -> None:
+    compiles, fails = traced("eager"), list[bool]()
+
+    def compile(function: Callable[..., Any]) -> Callable[..., Any]:
+        code = compiles(function)
+
+        def failing(*given: Any) -> Any:
+            if fails:
+                raise InductorError(RuntimeError("no kernel for this"), None)
+            return code(*given)
+
+        return failing if function is getattr(piece_logprobs.PLAIN, part) else code
+
+    plain, other, said = policies("qwen2", Ways(packed=True, compile=compile))
+    assert said == []
+    fails.append(True)
+    same(plain, other)
+    assert capsys.readouterr().err == ("cavesson: the output head is not compiled: RuntimeError (no kernel for this)\n")
+
+
 @pytest.mark.slow
 def test_a_model_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     plain, other, said = policies("qwen2", Ways(packed=True, compile=traced("eager")))
@@ -254,6 +280,30 @@ def test_a_model_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.Ca
     same(plain, other)
     said = capsys.readouterr().err.splitlines()
     assert len([line for line in said if line.startswith("cavesson: the layers are not compiled")]) <= 2 and said
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer, InBackward])
+def test_a_later_backward_pass_that_cannot_be_compiled_names_the_setting(optimizer: type[Optimizer]) -> None:
+    """A plain layer cannot take over there, so the run ends in a line."""
+    fails: list[bool] = []
+
+    def backward(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        if fails:
+            raise InductorError(RuntimeError("no kernel for this"), None)
+        return graph.forward
+
+    compiled = Policy(small_model("qwen2"))
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=backward)
+    assert list(use(compiled, Ways(packed=True, compile=traced(backend)))) == []
+    fails.append(True)
+    torch._dynamo.reset()  # as if the code did not fit the next batch
+    learner = optimizer(compiled, OptimizerSettings())
+    with pytest.raises(UserError) as raised:
+        learner.backward(compiled(batch()).logprob.sum())
+    assert str(raised.value) == (
+        "the backward pass cannot be compiled: RuntimeError (no kernel for this); set model.compile to none, and "
+        "resume the run with --model.compile none"
+    )
 
 
 @pytest.mark.slow

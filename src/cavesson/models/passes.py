@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cavesson.models.compiled import NOT_COMPILED, Compile, cause, compile_layers, plain_layers
+from cavesson.models.compiled import NOT_COMPILED, Compile, Compiled, Failure, cause, compile_layers, plain_layers
 from cavesson.models.layers import as_in_run, forwards
 from cavesson.models.packed import pack_rows, packed_states
 from cavesson.models.parts import UNSUPPORTED, causal, output_head, probe_ids, tolerance
@@ -69,8 +69,10 @@ def _use_pieces(roles: list[Policy | SequencePolicy], compile: Compile | None) -
     kernels = piece_logprobs.PLAIN
     if compile is not None and roles:
         temperature = getattr(roles[0], "temperature", 1.0)
-        compiled = piece_logprobs.compiled(compile)
+        failure = Failure("the output head is")
+        compiled = piece_logprobs.compiled(lambda function: Compiled(function, compile(function), failure))
         why = _head_differs(output_head(roles[0].model), compiled, temperature)
+        failure.has_worked = why is None
         if why is None:
             kernels = compiled
         else:

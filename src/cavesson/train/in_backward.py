@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.algorithms.settings import OptimizerSettings
-from cavesson.train.optimizer import Optimizer
+from cavesson.train.optimizer import Optimizer, backward
 
 
 class InBackward(Optimizer):
@@ -47,7 +47,7 @@ class InBackward(Optimizer):
         """Measure the gradients of a loss, which has to be that of the whole mini-batch."""
         assert self._loss is None, "a gradient is complete only after the last micro-batch"
         self._loss, self._is_measuring = loss, True
-        loss.backward(retain_graph=True)
+        backward(loss, retain_graph=True)
         self._is_measuring = False
 
     def grad_norm(self, limit: float | None) -> Tensor:
@@ -60,7 +60,7 @@ class InBackward(Optimizer):
     def step(self, learning_rate: float) -> None:
         self._set(learning_rate)
         assert self._loss is not None
-        self._loss.backward()
+        backward(self._loss)
 
 
 def optimizer_of(module: nn.Module, settings: RolloutRun | ExampleRun) -> Optimizer:

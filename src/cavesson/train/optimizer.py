@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 from transformers.trainer_pt_utils import get_parameter_names
 
 from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.errors import UserError
+from cavesson.models.compiled import NOT_COMPILED, cause
 from cavesson.models.policy import ValueHead
 from cavesson.models.sharding import Slices, fill
 
@@ -53,7 +55,7 @@ class Optimizer:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss of a micro-batch."""
-        loss.backward()
+        backward(loss)
 
     def grad_norm(self, limit: float | None) -> Tensor:
         """Return the norm of all gradients together, and scale them down to `limit` if it is larger."""
@@ -105,6 +107,21 @@ class Optimizer:
                     like = master if key != "step" else torch.zeros((), device=master.device)
                     state[key] = torch.empty_like(like)
                     fill(state[key], saved)
+
+
+def backward(loss: Tensor, retain_graph: bool = False) -> None:
+    """Compute the gradients of a loss.
+
+    Raises:
+        UserError: this needs code that cannot be compiled. Inside a backward pass, plain layers cannot take over.
+    """
+    try:
+        loss.backward(retain_graph=retain_graph)
+    except NOT_COMPILED as error:
+        raise UserError(
+            f"the backward pass cannot be compiled: {cause(error)}; set model.compile to none, and resume the run with "
+            "--model.compile none"
+        ) from error
 
 
 def decayed(module: nn.Module) -> set[str]:
