@@ -18,6 +18,14 @@ from typing import Any
 
 LORA = {"lora": {"rank": 16}}
 ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {}}
+MODES: dict[str, dict[str, Any]] = {
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "bfloat16, not compiled": {"model": {"dtype": "bfloat16", "compile": "none"}},
+    "bfloat16, half recomputed": {"model": {"dtype": "bfloat16", "gradient_checkpointing": "half"}},
+    "bfloat16, recomputed": {"model": {"dtype": "bfloat16", "gradient_checkpointing": True}},
+    "bfloat16, micro-batches by tokens": {"model": {"dtype": "bfloat16"}, "update": {"micro_batch_tokens": 1024}},
+}
+"""Ways in which a GPU learns: packed and compiled, unless stated otherwise."""
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sft full 64": ("sft", 64, {"batch_size": 8}),
     "sft full 128": ("sft", 128, {"batch_size": 4}),
@@ -38,6 +46,15 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ppo full 128, separate critic": ("ppo", 64, {**ROLLOUT, "value": {"kind": "separate"}, "update": {"epochs": 1}}),
     "grpo full 128": ("grpo", 64, {**ROLLOUT, "samples_per_prompt": 4, "kl": {"coef": 0.01}}),
     "grpo lora 256": ("grpo", 128, {**ROLLOUT, "samples_per_prompt": 4, "model": LORA}),
+    **{
+        f"grpo full 512, {name}": ("grpo", 256, {**ROLLOUT, "samples_per_prompt": 4, "kl": {"coef": 0.01}, **changes})
+        for name, changes in MODES.items()
+    },
+    "grpo lora 512, bfloat16": (
+        "grpo",
+        256,
+        {**ROLLOUT, "samples_per_prompt": 4, "model": {**LORA, "dtype": "bfloat16"}},
+    ),
 }
 """Command, length of prompt or example in tokens, and settings. A rollout's response is as long as its prompt."""
 

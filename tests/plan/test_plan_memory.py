@@ -339,3 +339,11 @@ def test_the_benchmark_counts_the_tokens_of_any_tokenizer() -> None:
 def test_prediction_and_measurement_on_a_gpu(case: str, model: Path) -> None:
     predicted, measured = benchmark.compare(case, model)
     assert predicted == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", [name for name in benchmark.CASES if "bfloat16" in name])
+def test_prediction_and_measurement_in_every_way_of_learning(case: str, model: Path) -> None:
+    predicted, measured = benchmark.compare(case, model)
+    assert predicted == pytest.approx(measured, rel=0.10)
