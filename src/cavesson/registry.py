@@ -47,7 +47,7 @@ class EngineEntry(NamedTuple):
 
     module: str
     name: str
-    """of the function that builds it from `cavesson.train.engines.EngineParts`; it is imported on demand"""
+    """of the function that builds it from `cavesson.sampling.engines.EngineParts`; it is imported on demand"""
     cannot: Mapping[str, str] = {}
     """settings of a run that have no effect with it, by their dotted names, and the end of the message that says so"""
     local: bool = False
@@ -67,14 +67,14 @@ class EngineEntry(NamedTuple):
 
 ENGINES = {
     "transformers": EngineEntry(
-        "cavesson.train.engines",
+        "cavesson.sampling.engines",
         "transformers_engine",
         dict.fromkeys(("sampling.servers", "sampling.vllm", "sampling.max_staleness"), 'without engine "vllm"'),
         local=True,
         exact=True,
     ),
     "vllm": EngineEntry(
-        "cavesson.train.engines",
+        "cavesson.sampling.engines",
         "vllm_engine",
         {
             "sampling.batch_size": 'with engine "vllm", which forms its own batches',
@@ -86,10 +86,14 @@ ENGINES = {
 }
 
 
-@cache
 def engines() -> dict[str, EngineEntry]:
     """Return the engines of the table, and those of installed packages."""
-    return ENGINES | loaded("engines", EngineEntry, ENGINES)
+    return ENGINES | _installed_engines()
+
+
+@cache
+def _installed_engines() -> dict[str, EngineEntry]:
+    return loaded("engines", EngineEntry, ENGINES)
 
 
 def chosen_by_plan(settings: Any, device: Any) -> tuple[dict[str, Any], list[str]]:

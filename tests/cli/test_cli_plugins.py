@@ -43,7 +43,8 @@ class TheirRun(RLOORun):
     "engine.py": """
 from cavesson.registry import EngineEntry
 
-ENGINE = EngineEntry("cavesson.train.engines", "transformers_engine", {"sampling.servers": "with uniform"}, local=True)
+CANNOT = {"sampling.servers": "with uniform"}
+ENGINE = EngineEntry("cavesson.sampling.engines", "transformers_engine", CANNOT, local=True)
 """,
     "importer.py": """
 from cavesson.importers.rollout import Format, ImportedRollout

@@ -17,10 +17,10 @@ from cavesson.demo.settings import demo_settings
 from cavesson.errors import UserError
 from cavesson.plan.predict import _candidates
 from cavesson.registry import ENGINES, EngineEntry
+from cavesson.sampling.engines import EngineParts
 from cavesson.sampling.responses import Engine, Responses
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.train.engines import EngineParts
 from cavesson.train.memory import less_memory
 from cavesson.train.run import Training
 
@@ -38,7 +38,7 @@ class ByHand(Sampler):
 
 def by_hand(parts: EngineParts) -> Engine:
     sampling = parts.sampling.model_copy(update={"batch_size": 1})
-    return ByHand(parts.policy, parts.tokenizer, sampling, parts.settings.seed)
+    return ByHand(parts.policy, parts.tokenizer, sampling, parts.seed)
 
 
 CANNOT = {

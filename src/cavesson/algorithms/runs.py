@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from cavesson.data.examples import Examples
+    from cavesson.models.policy import Policy
 
 
 class RunSettings(Settings):
@@ -239,6 +240,17 @@ class RolloutRun(RunSettings):
     def credit_decay(self) -> float | None:
         """The share γλ of a token's credit that the token before it gets, or None if all tokens share one credit."""
         return None
+
+    def policy(self, model: "PreTrainedModel") -> "Policy":
+        """Return the initial policy, with its critic and reference.
+
+        Args:
+            model: the model before training, without adapters.
+        """
+        from cavesson.models.policy import build_policy
+
+        temperature, shares, maps = self.scoring_temperature, self.shares_prompts, self.maps_weights
+        return build_policy(model, self.model, self.critic, self.reference, temperature, shares, maps)
 
     def facts(self) -> dict[str, Any]:
         use = self.kl_use

@@ -1,6 +1,6 @@
 """Settings of sampling. With the defaults, the distribution that is sampled from is exactly the one that is scored."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -112,6 +112,10 @@ class SamplingSettings(DecodingSettings):
     def declared(self) -> EngineEntry:
         """What the engine cannot do."""
         return engines()[self.engine]
+
+    def build(self, parts: Any) -> Any:
+        """Return the `Engine` that is built from `cavesson.sampling.engines.EngineParts`, ready to sample."""
+        return self.declared.build(parts)
 
     @field_validator("engine")
     @classmethod

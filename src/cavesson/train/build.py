@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory, is_mapped
 from cavesson.models.parts import causal, output_head
-from cavesson.models.policy import Policy, build_learner, build_policy
+from cavesson.models.policy import Policy, build_learner
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton
 from cavesson.models.trained import check_start, load_start
@@ -36,14 +37,12 @@ from cavesson.rewards.table import Reward, build_rewards, check_columns, rehears
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.environments import Factory
 from cavesson.rollout.loading import Given, fingerprints
+from cavesson.sampling.engines import EngineParts
 from cavesson.sampling.memory_check import check_embedded
-from cavesson.sampling.responses import Engine
 from cavesson.sampling.vllm_server import saved_model
 from cavesson.sampling.vllm_weights import NcclGroup
-from cavesson.scratch import Scratch
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
-from cavesson.train.engines import EngineParts
 from cavesson.train.held_out import HeldOut
 from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
@@ -173,13 +172,14 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
-    policy = _policy(settings, model)
+    policy = settings.policy(model)
     _check_full_kl(settings, policy)
     compile = compiler_of(settings.model, processes)
     bare, placing = _placed(policy, settings, processes, compile)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
-    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare, conversation is not None, compile)
+    placed = {"tokenizer": tokenizer, "processes": processes, "served": served, "bare": bare, "compile": compile}
+    sampler = settings.sampling.build(_engine_parts(settings, prompts, policy, conversation is not None, **placed))
     collector = Collector(
         prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query, conversation
     )
@@ -268,52 +268,31 @@ def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
     return model
 
 
-def _engine(
-    settings: RolloutRun,
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSet,
-    processes: Processes,
-    served: Scratch | None,
-    bare: Any,
-    answered: bool,
-    compile: Compile | None,
-) -> Engine:
-    """Build the engine that samples, and check that what it samples will be scored correctly.
-
-    Args:
-        settings: of the run.
-        policy: in its place.
-        tokenizer: of the policy.
-        prompts: all of them.
-        processes: those of the run.
-        served: the model for the server that this process must start, if it must.
-        bare: the policy's model without its weights, if they are sharded.
-        answered: whether the policy has several turns in an episode.
-        compile: what compiles decoding steps, if anything does.
-    """
+def _engine_parts(
+    settings: RolloutRun, prompts: PromptSet, policy: Policy, has_turns: bool, **more: Any
+) -> EngineParts:
+    """Return what the engine is built from; `more` are fields of `EngineParts`."""
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
-    sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
-    longest = longest_read(settings, policy) if answered else max(map(len, (*prompts.ids, *held_out)))
-    parts = EngineParts(
-        settings, sampling, policy, tokenizer, longest, answered, len(held_out), processes, served, bare, compile
-    )
-    engine: Engine = sampling.declared.build(parts)
-    return engine
+    start_servers = None
+    if settings.sampling.starts_server and is_on_ray():
+        from cavesson.cluster.servers import start_servers as start
 
-
-def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
-    """Build the initial policy, with the critic and reference of the settings."""
-    return build_policy(
-        model,
-        settings.model,
-        settings.critic,
-        settings.reference,
-        settings.scoring_temperature,
-        settings.shares_prompts,
-        settings.maps_weights,
+        start_servers = partial(start, settings)
+    return EngineParts(
+        sampling=settings.sampling.model_copy(update={"stop": tuple(stop)}),
+        policy=policy,
+        longest=longest_read(settings, policy) if has_turns else max(map(len, (*prompts.ids, *held_out))),
+        has_turns=has_turns,
+        held_out=len(held_out),
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        model=settings.model,
+        steps=settings.steps,
+        folder=settings.run / "sampling",
+        start_servers=start_servers,
+        **more,
     )
 
 

@@ -1,17 +1,17 @@
 """Building the engines of `cavesson.registry.ENGINES`, ready to sample for a run."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import RolloutRun
-from cavesson.cluster.connection import is_on_ray
 from cavesson.errors import UserError
 from cavesson.models.compiled import Compile
 from cavesson.models.policy import Policy
+from cavesson.models.settings import ModelSettings
 from cavesson.processes import Processes
 from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.sampler import Sampler
@@ -25,7 +25,6 @@ from cavesson.scratch import Scratch
 class EngineParts:
     """What an engine is built from."""
 
-    settings: RolloutRun
     sampling: SamplingSettings
     """how to sample, with all texts at which responses end"""
     policy: Policy
@@ -44,22 +43,32 @@ class EngineParts:
     """the policy's model without its weights, if they are sharded"""
     compile: Compile | None
     """what compiles decoding steps, if anything does"""
+    seed: int
+    batch_size: int
+    """responses of a step"""
+    model: ModelSettings
+    steps: int
+    """of the run"""
+    folder: Path
+    """where weights are written for servers that others started"""
+    start_servers: Callable[[int, int], tuple[tuple[str, str], ...]] | None = None
+    """starts servers elsewhere for so many tokens and adapters, and returns their URLs and keys; None: not elsewhere"""
 
 
 def transformers_engine(parts: EngineParts) -> Sampler:
     """Build the engine that samples with the policy itself, and check that what it samples will be scored correctly."""
-    settings, sampling, processes = parts.settings, parts.sampling, parts.processes
-    rows = len(processes.share(settings.batch_size))
+    sampling, processes = parts.sampling, parts.processes
+    rows = len(processes.share(parts.batch_size))
     # There may be more held-out prompts than a step has responses.
     sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
     sampler = Sampler(
         parts.policy,
         parts.tokenizer,
         sampling,
-        settings.seed,
+        parts.seed,
         is_scored=True,
         has_turns=parts.has_turns,
-        merges=settings.sampling.merge_adapters,
+        merges=sampling.merge_adapters,
         compile=parts.compile,
     )
     sampler.prepare(max(rows, len(processes.share(parts.held_out))), parts.longest)
@@ -69,18 +78,16 @@ def transformers_engine(parts: EngineParts) -> Sampler:
 
 def vllm_engine(parts: EngineParts) -> VllmSampler:
     """Build the engine that samples with vLLM servers, and start these if the run has to."""
-    settings, sampling, policy, processes = parts.settings, parts.sampling, parts.policy, parts.processes
+    sampling, policy, processes, start_servers = parts.sampling, parts.policy, parts.processes, parts.start_servers
     # The probe of the weights is a few tokens.
-    size, lora, served = max(parts.longest + sampling.longest, 8), settings.model.lora, parts.served
+    size, lora, served = max(parts.longest + sampling.longest, 8), parts.model.lora, parts.served
     policy.eval()
     check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
-    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
+    adapters = min(sampling.max_staleness, parts.steps - 1) + 1
     keys: tuple[str, ...] = ()
-    if sampling.starts_server and is_on_ray():
-        from cavesson.cluster.servers import start_servers
-
+    if start_servers is not None:
         main = processes.is_main
-        started = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
+        started = processes.of_main(processes.agreed(lambda: start_servers(size, adapters) if main else ()))
         urls, keys = zip(*started, strict=True)
         sampling = sampling.model_copy(update={"servers": urls})
     rank = lora.rank if lora is not None else None
@@ -89,10 +96,8 @@ def vllm_engine(parts: EngineParts) -> VllmSampler:
             "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
             "with CUDA_VISIBLE_DEVICES"
         )
-    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
-    folder = Path(served.name) if served else settings.run / "sampling"
+    server = VllmServer(served, sampling.vllm, parts.model.dtype, size, rank, adapters) if served else None
+    folder = Path(served.name) if served else parts.folder
     if processes.is_main and not served:
         shutil.rmtree(folder, ignore_errors=True)  # weights that a process was killed over; this one holds the run
-    return VllmSampler(
-        policy, parts.tokenizer, sampling, settings.seed, processes, parts.bare, size, folder, server, keys
-    )
+    return VllmSampler(policy, parts.tokenizer, sampling, parts.seed, processes, parts.bare, size, folder, server, keys)
