@@ -146,18 +146,19 @@ def test_a_pattern_is_discarded_below_all_rewards(tmp_path: Path) -> None:
     assert proposal(data, rule, phrase)["cleaning.discard"] == [r"(?i)(?<![^\W_])so\s*,"]
 
 
-WORDS = ["So", "so", "sore", "_so", "3", "春", "眠", "Läufe", "भी"]
+WORDS = ["So", "so", "sore", "_so", "3", "春", "眠", "Läufe", "भी", "भ", "la\u0308", "la"]
 PARTS = st.sampled_from([*WORDS, "#", ":)", "...", ".", "!!!!", "*", "(", "[a]"])
 TEXTS = st.lists(st.tuples(PARTS, st.sampled_from(["", " ", "\n"])), max_size=6).map(lambda some: "".join(chain(*some)))
-# Between a word and a sign of Chinese, regular expressions know no boundary.
-NO_BOUNDARY = re.compile(r"(?=\w)[^春眠][春眠]|[春眠](?=\w)[^春眠]")
+# Between a word and a sign of Chinese, regular expressions know no boundary; between a vowel sign and a Latin letter
+# they see one.
+NO_BOUNDARY = re.compile(r"(?=\w)[^春眠][春眠]|[春眠](?=\w)[^春眠]|ी[a-zA-Z3]")
 
 
 @given(TEXTS.filter(lambda text: not NO_BOUNDARY.search(text)))
 def test_the_expression_finds_a_pattern_where_the_rule_counts_it(text: str) -> None:
     (parts,) = words([text])
     found = {*parts, *(sign for part in parts if is_sign(part) for sign in part), *map(" ".join, pairwise(parts))}
-    for pattern in ("so", "3", "#", "*", "läufe", "भी", "春", "春 眠"):
+    for pattern in ("so", "3", "#", "*", "läufe", "भी", "भ", "la\u0308", "春", "春 眠"):
         assert bool(re.search(expression(pattern), text)) == (pattern in found), pattern
     for pattern in (":)", "so #", "so so", "# so", "春 #", "( so"):  # signs may stand in a longer run of signs
         assert re.search(expression(pattern), text) or pattern not in found

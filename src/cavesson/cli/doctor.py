@@ -97,7 +97,7 @@ def _diagnose(
     from cavesson.doctor.plugins import all_rules
     from cavesson.doctor.words import language as language_named
     from cavesson.findings.finding import SEVERITIES, worst
-    from cavesson.process_limits import small_process
+    from cavesson.process_limits import REUSED, small_process
     from cavesson.record import open as open_run
     from cavesson.record.files import write_text
     from cavesson.record.write.writable import check_file
@@ -106,7 +106,7 @@ def _diagnose(
         raise UserError("--board adds links to the page of --html; add --html FILE")
     if html is not None:
         check_file(html)
-    small_process()
+    small_process(REUSED)
     data = RunData(open_run(run, allow_remote))
     diagnosis = diagnose(data, all_rules(rules))
     words = language_named(language)

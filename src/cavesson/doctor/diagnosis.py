@@ -74,9 +74,10 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     """Apply rules to a run; the rules must be ordered so that causes come before consequences."""
     sick, healthy, skipped = [], [], []
     derived: dict[str, tuple[Derivation, ...]] = {}
+    parts = list(windows(data)) if any(rule.windows for rule in rules) else []
     for rule in rules:
         data.used.clear()
-        out, reading = _judged(data, rule)
+        out, reading = _judged(data, rule, parts)
         derived[rule.name] = tuple(dict.fromkeys(data.used.values()))
         if reading is not None and not reading.sick and reading.undecided is not None:
             skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
@@ -108,12 +109,12 @@ def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:
     return out or Skipped(rule.name, rule.number, NOTHING)
 
 
-def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
+def _judged(data: RunData, rule: Rule, parts: Sequence[RunData]) -> tuple[Skipped | None, Reading | None]:
     """Apply a rule to the whole run and, if it finds nothing there, to the latest parts of the run."""
     skipped, whole = _applied(data, rule)
     if skipped or (whole is not None and whole.sick):
         return skipped, whole
-    for part in windows(data) if rule.windows else ():
+    for part in parts if rule.windows else ():
         _, late = _applied(part, rule)
         if late is not None and late.sick:
             return None, _in_window(late, whole, part)

@@ -239,7 +239,7 @@ class RecordedData:
     def sample(self) -> Sample:
         """A sample of ``rows``, with texts and tokens."""
         ahead = bool(self._setting("config.sampling.max_staleness"))
-        return take_sample(self.run, self.rows, (self._columns("rows"), self._columns("tokens")), ahead)
+        return take_sample(self.run, self.rows, self._columns("tokens"), ahead)
 
     @cached_property
     def turns(self) -> Turns:

@@ -24,7 +24,16 @@ def nothing(name: str) -> None:
 class Rows:
     """Some rollouts; values that were neither recorded nor derived are NaN."""
 
-    def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None, derived: Lookup = nothing) -> None:
+    _whole: "Rows | None" = None
+    """The rows of which these are the last ones."""
+
+    def __init__(
+        self,
+        table: pa.Table,
+        kept: pa.ChunkedArray | None = None,
+        derived: Lookup = nothing,
+        cut: dict[str, list[str]] | None = None,
+    ) -> None:
         """Wrap rows ordered by step and sample. Columns are copied only when used.
 
         Args:
@@ -32,9 +41,12 @@ class Rows:
             kept: selects some of them.
             derived: returns a function that computes a column that was not recorded from these rows, by its name; None
                 if it cannot be derived.
+            cut: words of texts that were cut before; those of other texts are added.
         """
         self._table, self._kept, self._derived = table, kept, derived
+        self._cut = {} if cut is None else cut
         self._numbers: dict[str, Array] = {}
+        self._as_recorded: dict[str, Array] = {}
         self._is_recorded: dict[str, bool] = {}
 
     def __len__(self) -> int:
@@ -54,9 +66,22 @@ class Rows:
     def __getitem__(self, name: str) -> Array:
         """Return a numeric column, [n] float64."""
         if name not in self._numbers:
-            known = self.has(name) or name in self._table.column_names
-            self._numbers[name] = read_only(numbers(self.column(name)) if known else np.full(len(self), np.nan))
+            derives = not self.recorded(name) and self._derived(name) is not None
+            self._numbers[name] = read_only(numbers(self.column(name))) if derives else self._recorded_numbers(name)
         return self._numbers[name]
+
+    def _recorded_numbers(self, name: str) -> Array:
+        """Return a column as it was recorded, [n] float64; the last rows of others share theirs."""
+        if name not in self._as_recorded:
+            if name not in self._table.column_names:
+                found = np.full(len(self), np.nan)
+            elif self._whole is None:
+                found = numbers(self._recorded(name))
+            else:
+                found = self._whole._recorded_numbers(name)
+                found = found[len(found) - len(self) :]
+            self._as_recorded[name] = read_only(found)
+        return self._as_recorded[name]
 
     def texts(self, name: str) -> list[str | None]:
         """Return a text column; None for rollouts without a text."""
@@ -65,13 +90,16 @@ class Rows:
 
     def words(self, name: str) -> list[list[str]]:
         """Return the words of a text column; none for rollouts without a text."""
-        return words([text or "" for text in self.texts(name)])
+        texts = [text or "" for text in self.texts(name)]
+        new = list(set(texts) - self._cut.keys())
+        self._cut.update(zip(new, words(new), strict=True))
+        return [self._cut[text] for text in texts]
 
     def with_texts(self, name: str, texts: list[str | None]) -> "Rows":
         """Return the same rollouts with other values of a text column, [n]."""
         table = self.table
         column = pa.chunked_array([pa.array(texts, pa.string())])
-        return Rows(table.set_column(table.column_names.index(name), name, column), None, self._derived)
+        return Rows(table.set_column(table.column_names.index(name), name, column), None, self._derived, self._cut)
 
     def says(self, name: str, text: str) -> Array:
         """Return [n] whether a text column equals ``text``."""
@@ -85,9 +113,17 @@ class Rows:
     def recorded(self, name: str) -> bool:
         """Return whether a column was recorded for any rollout."""
         if name not in self._is_recorded:
-            there = name in self._table.column_names and measured(self._recorded(name))
+            there = name in self._table.column_names and self._is_measured(name)
             self._is_recorded[name] = there and not self._is_left_out(name)
         return self._is_recorded[name]
+
+    def _is_measured(self, name: str) -> bool:
+        """Return whether a column has any value that is not null, NaN or infinite."""
+        if self._whole is not None and not self._whole.recorded(name):
+            return False
+        if _is_numeric(self._table.schema.field(name).type):
+            return bool(np.isfinite(self._recorded_numbers(name)).any())
+        return measured(self._recorded(name))
 
     def _is_left_out(self, name: str) -> bool:
         """Return whether a log of token ids has no texts: all are empty, although there are tokens."""
@@ -111,7 +147,7 @@ class Rows:
     @cached_property
     def step(self) -> Array:
         """[n] int64"""
-        return read_only(np.asarray(self.column("step").to_numpy(), np.int64))
+        return read_only(np.asarray(self._recorded("step").to_numpy(), np.int64))
 
     @cached_property
     def sample(self) -> Array:
@@ -149,9 +185,13 @@ class Rows:
         shaped = self["shaped_reward"]
         return read_only(np.where(np.isfinite(shaped), shaped, self["reward"]))
 
+    def of(self, table: pa.Table) -> "Rows":
+        """Return some of the rollouts with other columns, such as texts."""
+        return Rows(table, derived=self._derived)
+
     def where(self, kept: Array) -> "Rows":
         """Return the rollouts for which ``kept`` [n] is true."""
-        return Rows(self.table.filter(pa.array(kept)), derived=self._derived)
+        return Rows(self.table.filter(pa.array(kept)), derived=self._derived, cut=self._cut)
 
     @property
     def table(self) -> pa.Table:
@@ -162,7 +202,9 @@ class Rows:
         """Return the rollouts from a step on; nothing is copied."""
         first = int(np.searchsorted(self._table["step"].to_numpy(), step))
         kept = None if self._kept is None else self._kept.slice(first)
-        return Rows(self._table.slice(first), kept, self._derived)
+        found = Rows(self._table.slice(first), kept, self._derived, self._cut)
+        found._whole = self
+        return found
 
     def evidence(self, rollouts: Iterable[int]) -> tuple[Evidence, ...]:
         """Return the first three of some rollouts, given by their indices, as evidence."""
@@ -194,6 +236,10 @@ class Rows:
         count = np.bincount(where, minlength=len(self.steps))
         with np.errstate(invalid="ignore"):
             return series(self.steps, np.bincount(where, values[finite], minlength=len(self.steps)) / count)
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def measured(column: pa.ChunkedArray) -> bool:

@@ -34,29 +34,32 @@ MIN_ROWS = 8
 class Sample:
     """Rollouts and their concatenated tokens."""
 
-    def __init__(
-        self, rows: pa.Table, tokens: pa.Table, derived: tuple[Lookup, Lookup] = (nothing, nothing), ahead: bool = False
-    ) -> None:
+    _whole: "Sample | None" = None
+    """The sample of which this is the last part."""
+
+    def __init__(self, rows: Rows, tokens: pa.Table, derived: Lookup = nothing, ahead: bool = False) -> None:
         """Wrap rollouts and their tokens, both ordered by step and sample, the tokens also by position.
 
         Args:
             rows: the rollouts.
             tokens: their tokens.
-            derived: what computes columns of the rollouts and of the tokens that were not recorded, as in ``Rows``.
+            derived: what computes columns of the tokens that were not recorded, as in ``Rows``.
             ahead: whether weights older than those of the step may have sampled them. Where they have, there is no
                 `sampler_gap`: sampler and trainer must differ.
         """
-        self.rows = Rows(rows, derived=derived[0])
-        self.line = read_only(rows_of_tokens(rows, tokens)[0])
+        self.rows = rows
+        self.line = read_only(rows_of_tokens(rows.table, tokens)[0])
         """[N] which rollout each token is of, ascending."""
-        self._tokens, self._of_rows, self._derived, self._ahead = tokens, derived[0], derived[1], ahead
+        self._tokens, self._derived, self._ahead = tokens, derived, ahead
         self._columns: dict[str, Array] = {}
         self._is_recorded: dict[str, bool] = {}
 
     def since(self, step: int) -> "Sample":
         """Return the rollouts and tokens from a step on."""
         tokens = self._tokens.slice(int(np.searchsorted(self.step, step)))
-        return Sample(self.rows.since(step).table, tokens, (self._of_rows, self._derived), self._ahead)
+        found = Sample(self.rows.since(step), tokens, self._derived, self._ahead)
+        found._whole = self
+        return found
 
     def __len__(self) -> int:
         return len(self.line)
@@ -78,6 +81,8 @@ class Sample:
             return np.asarray(compute(self))
         if name not in self._tokens.column_names:
             return np.full(len(self), np.nan)
+        if self._whole is not None and self._whole.recorded(name):
+            return self._whole[name][len(self._whole) - len(self) :]
         return numbers(self._tokens[name])
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -187,22 +192,20 @@ def by_tenth(order: Array, values: Array) -> Series:
     return Series(np.arange(1, 11), np.array([values[part].mean() for part in parts]))
 
 
-def take_sample(
-    run: Run, rows: Rows, derived: tuple[Lookup, Lookup] = (nothing, nothing), ahead: bool = False
-) -> Sample:
+def take_sample(run: Run, rows: Rows, derived: Lookup = nothing, ahead: bool = False) -> Sample:
     """Read whole groups of rollouts from steps across the whole run, within the limit of ``MAX_TOKENS``.
 
     Args:
         run: The run.
         rows: All training rollouts of the run, without texts.
-        derived: What computes columns that were not recorded, as in ``Sample``.
+        derived: What computes columns of tokens that were not recorded, as in ``Sample``.
         ahead: As in ``Sample``.
     """
     steps = chosen_steps(rows.steps)
     typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else TEXT
     budget = max(MIN_ROWS, int(MAX_TOKENS / max(len(steps), 1) / typical))
     rollouts = [(step, sample) for step in steps.tolist() for sample in rows.sample[_some(rows, step, budget)].tolist()]
-    return Sample(run.fetch(rollouts), run.tokens_of(rollouts), derived, ahead)
+    return Sample(rows.of(run.fetch(rollouts)), run.tokens_of(rollouts), derived, ahead)
 
 
 def chosen_steps(steps: Array, most: int = MAX_STEPS) -> Array:

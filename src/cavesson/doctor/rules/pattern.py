@@ -131,12 +131,17 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
+MARKS = "\u0300-\u036f\u0900-\u0963\u0966-\u0dff"
+"""Accents and vowel signs of India, which continue a word but are not in `\\w`; all else in these ranges is."""
+
+
 def expression(pattern: str) -> str:
     """Return a regular expression that finds a pattern in a text."""
     (parts,) = words([pattern])
     plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
     # `\b` is also beside the combining marks of a word, and not beside an underscore.
-    begin, end = (r"(?<![^\W_])" if is_spaced(parts[0]) else "", r"(?![^\W_])" if is_spaced(parts[-1]) else "")
+    letter = r"[^\W_]" if pattern.isascii() else rf"[^\W_]|[{MARKS}]"
+    begin, end = (f"(?<!{letter})" if is_spaced(parts[0]) else "", f"(?!{letter})" if is_spaced(parts[-1]) else "")
     between = r"\s+" if all(map(is_spaced, parts)) else r"\s*"
     found = between.join(plain)
     return found if all(map(is_sign, parts)) else f"(?i){begin}{found}{end}"
