@@ -14,10 +14,13 @@ from benchmarks.faults.episodes.world import World, write
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
 from cavesson.doctor.failures import FAILURES, not_excluded
+from cavesson.doctor.groups import kind_effects
+from cavesson.doctor.readings import lengths
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.rules.leaks import _order
+from cavesson.doctor.rules.leaks import _of_rows, _order
 from cavesson.doctor.words import language
+from cavesson.record import Recorder, write_run
 
 OWN = {failure.title for failure in FAILURES if NAMES.intersection(failure.rules)}
 
@@ -108,3 +111,49 @@ def test_the_order_of_a_permutation_has_the_variance_that_all_of_them_have() -> 
         assert found is not None
         scores.append(found[1] / np.sqrt(20))  # twenty equal groups have the score of one, times the root of twenty
     np.testing.assert_allclose([np.mean(scores), np.var(scores)], [0.0, 1.0], atol=1e-12)
+
+
+def test_effects_of_kinds_are_those_that_were_added() -> None:
+    """Lengths that are a sum of a kind's and a step's: what is left without the kinds is the step's, but for a mean."""
+    generator = np.random.default_rng(0)
+    step, kind = np.repeat(np.arange(10), 40), np.repeat(np.arange(10), 40) < generator.integers(0, 12, 400)
+    added, of_step = np.array([3.0, 11.0]), np.linspace(0, 2, 10)
+    values = added[kind.astype(int)] + of_step[step]
+    left = values - kind_effects(values, kind.astype(int), step) - of_step[step]
+    # The projections alternate eight times: a little of what kinds and steps share is left.
+    assert np.ptp(left) < 0.05 < 1 < np.ptp(values - of_step[step])
+
+
+def test_episodes_do_not_grow_because_more_of_them_call_a_tool(tmp_path: Path) -> None:
+    """A simulated agent whose turns have the lengths of their texts at every step, and which calls more and more."""
+    world = World(seed=3, calls=lambda step: min(1.0, 0.1 + step / 20), others=())
+    found = lengths(RunData(cavesson.open(write(world, tmp_path))))
+    points = found.by_step()
+    assert abs(points.last() / points.first() - 1) < 0.05
+    totals = found.rows.by_step(found.rows["length"])
+    assert totals.last() > 1.25 * totals.first()
+
+
+@pytest.mark.parametrize("begun_last", [True, False])
+def test_results_of_another_row_of_the_step_are_a_leak(begun_last: bool, tmp_path: Path) -> None:
+    """All episodes of a step get the result of one row: of this step, or of any at all, which is no leak."""
+    draw = np.random.default_rng(0)
+    names = [f"city{number}" for number in range(24)]
+    rows = [[str(one) for one in draw.choice(names, 8, replace=False)] for _ in range(10)]
+    said = [row[-1] if begun_last else str(draw.choice(names)) for row in rows]
+    write_run(tmp_path / "run", {"algorithm": "grpo"})
+    with Recorder(tmp_path / "run") as recorder:
+        for step, row in enumerate(rows):
+            cities = np.repeat(row, 4).tolist()
+            turns = [("assistant", "look", None), ("tool", f"sunny in {said[step]}", "weather")]
+            recorder.rollouts(
+                step,
+                {"group": np.repeat(np.arange(8), 4).tolist(), "prompt": [f"sky in {one}" for one in cities],
+                 "response": ["sunny"] * 32, "reward": [0.0] * 32},
+                {},
+                {"sample": np.repeat(np.arange(32), 2).tolist(), "role": [one for one, _, _ in turns] * 32,
+                 "text": [text for _, text, _ in turns] * 32, "name": [name for _, _, name in turns] * 32},
+            )  # fmt: skip
+    found = _of_rows(RunData(cavesson.open(tmp_path / "run")).turns)
+    assert found is not None
+    assert (found.chance < 1e-4 and found.amount > 0.05) == begun_last

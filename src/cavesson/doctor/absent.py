@@ -70,7 +70,7 @@ def advantages_as_they_are(data: RunData) -> Phrase | None:
 
 def no_longer(data: RunData) -> Phrase | None:
     """Say that no reward is gained by length, if responses do not become longer."""
-    points = data.rows.by_step(lengths(data).each)
+    points = lengths(data).by_step()
     grow = len(points) and points.last() > points.first()
     return Phrase("the responses do not become longer") if len(points) and not grow else None
 

@@ -1,12 +1,11 @@
 """The effect that a property of some responses, such as a word, has on the reward, and what it explains of it."""
 
-from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.groups import beside, mean_of
+from cavesson.doctor.groups import beside, mean_of, without_means
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.doctor.windows import lengths
@@ -16,8 +15,6 @@ RECUR = 4
 """Responses to a prompt from which their mean is known."""
 ALIKE = 24
 """Responses that are compared with each other because they are alike in length, at least."""
-ROUNDS = 8
-"""Times that the means of each kind are subtracted."""
 SPREADING = (0.25, 0.75)
 """Shares of the responses between which a pattern is spreading."""
 AS_MUCH = 0.75
@@ -88,7 +85,7 @@ class Rewards:
         self.prompt = rows.prompt if np.any(rows.prompt) else np.arange(len(rows))
         recur = np.median(np.bincount(self.prompt)[self.prompt]) >= RECUR
         self.keys = [beside(rows, self.reward), *([self.prompt] if recur else [])]
-        self._compared = _without_means(self.reward, self.keys)
+        self._compared = without_means(self.reward, self.keys)
         self.variance = max(float(np.nanvar(self._compared)), 1e-9)
         """Among responses that are compared."""
 
@@ -119,16 +116,16 @@ class Part:
         self._inside = inside & rewards.known
         self._keys = [key[self._inside] for key in rewards.keys]
         self._similar = [*self._keys, _similar(length[self._inside])]
-        self._reward = _without_means(rewards.reward[self._inside], self._similar)
+        self._reward = without_means(rewards.reward[self._inside], self._similar)
         self._prompt = rewards.prompt[self._inside]
 
     def variance(self, has: Array) -> float:
         """Return the variance of having a pattern, [n], among responses that are compared."""
-        return float(np.var(_without_means(self._of(has), self._keys)))
+        return float(np.var(without_means(self._of(has), self._keys)))
 
     def correlation(self, one: Array, other: Array) -> float:
         """Return the correlation of having two patterns, [n] each, among responses that are compared."""
-        a, b = (_without_means(self._of(has), self._keys) for has in (one, other))
+        a, b = (without_means(self._of(has), self._keys) for has in (one, other))
         return float(a @ b) / max(float(np.sqrt((a @ a) * (b @ b))), 1e-9)
 
     def slope(self, has: Array) -> Slope:
@@ -136,7 +133,7 @@ class Part:
 
         Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.8, for Student's t as a normal deviate.
         """
-        part = _without_means(self._of(has), self._similar)
+        part = without_means(self._of(has), self._similar)
         size = max(float(part @ part), 1e-9)
         slope = float(part @ self._reward) / size
         error = float(np.sqrt(np.sum(np.bincount(self._prompt, part * (self._reward - slope * part)) ** 2))) / size
@@ -214,14 +211,3 @@ def _similar(length: Array) -> Array:
     """Return [n] the numbers of parts that contain responses of similar length, about as many each."""
     bounds = np.quantile(length, np.linspace(0, 1, max(len(length) // ALIKE, 1) + 1)[1:-1])
     return np.searchsorted(bounds, length)
-
-
-def _without_means(values: Array, keys: Sequence[Array]) -> Array:
-    """Return values [n] minus their means among equals of several kinds, by alternating projections.
-
-    Source: von Neumann's alternating projections, as in Guimarães and Portugal (2010) for fixed effects.
-    """
-    for _ in range(ROUNDS if len(keys) > 1 else 1):
-        for key in keys:
-            values = np.asarray(values - mean_of(key, values))
-    return values

@@ -1,5 +1,6 @@
 """Groups of rollouts of the same prompt."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,10 @@ from cavesson.doctor.series import Array
 
 EQUAL = 1e-9
 """Standard deviation below which the rewards of a group are equal."""
+
+
+ROUNDS = 8
+"""Times that the means of each kind are subtracted."""
 
 
 class Groups(NamedTuple):
@@ -67,3 +72,26 @@ def mean_of(key: Array, values: Array) -> Array:
     size = int(key.max(initial=-1)) + 1
     count = np.bincount(key[there], minlength=size)
     return np.asarray((np.bincount(key[there], values[there], size) / np.maximum(count, 1))[key])
+
+
+def without_means(values: Array, keys: Sequence[Array]) -> Array:
+    """Return values [n] minus their means among equals of several kinds, by alternating projections.
+
+    Source: von Neumann's alternating projections, as in Guimarães and Portugal (2010) for fixed effects.
+    """
+    for _ in range(ROUNDS if len(keys) > 1 else 1):
+        for key in keys:
+            values = np.asarray(values - mean_of(key, values))
+    return values
+
+
+def kind_effects(values: Array, kind: Array, step: Array) -> Array:
+    """Return [n] by how much values differ because of their kind, at equal steps, from the mean; as in `without_means`.
+
+    Where no step has two kinds, the kinds explain the difference between the steps.
+    """
+    where, effect = np.unique(step, return_inverse=True)[1], mean_of(kind, values)
+    for _ in range(ROUNDS - 1):
+        effect = mean_of(kind, values - mean_of(where, values - effect))
+    there = np.isfinite(values)
+    return np.asarray(effect - effect[there].mean()) if there.any() else effect

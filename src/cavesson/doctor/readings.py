@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.groups import beside, kind_effects, without_means
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.recorded import CHANCE
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array, Series, earliest, over_median, since, smoothed, trend
 from cavesson.findings.words import Phrase, Share
 
@@ -104,27 +106,48 @@ def noise_of(points: Series) -> float:
     return float(np.sqrt(np.mean(np.diff(points.value) ** 2) / 2))
 
 
+DIGITS = 9
+"""Decimal places from which a difference is that of a sum in another order."""
+
+
 class Lengths(NamedTuple):
     """How long responses are."""
 
+    rows: Rows
+    """The rollouts: those whose turns are known, if a run has turns."""
     each: Array
     """[n] in characters if no tokens were counted"""
+    kind: Array
+    """[n] number of the kind of each response: the same for episodes whose turns and calls are the same"""
     unit: Phrase
     mean: Phrase
     """What a mean of them is called."""
+
+    def by_step(self, statistic: Callable[[Array], Any] = np.mean) -> Series:
+        """Return a statistic of the lengths of each step, as if its episodes were of the same kinds as all of them."""
+        return self.rows.by_step(self.each - kind_effects(self.each, self.kind, self.rows.step), statistic)
+
+    def within(self, values: Array) -> Array:
+        """Return [n] the values minus the means of their groups or steps, and of their kinds."""
+        keys = [beside(self.rows, values), *([self.kind] if self.kind.any() else [])]
+        return np.round(without_means(values, keys), DIGITS)
 
 
 def lengths(data: RunData) -> Lengths:
     """Return how long responses are; of episodes, how long they are per turn of the policy.
 
-    Episodes grow as a policy learns to call tools, and their turns do not.
+    Episodes grow as a policy learns to call tools. Their turns need not: a call has the length that its tool asks for,
+    and is longer or shorter than an answer. So only episodes of one kind tell whether a policy writes more.
     """
     has_tokens, has_turns = data.has("rows.length"), data.recorded("rows.turns")
-    each = data.rows["length" if has_tokens else "characters"]
+    rows = data.turns.rows if data.recorded("turns.role") else data.rows
+    each, kind = rows["length" if has_tokens else "characters"], np.zeros(len(rows), np.int64)
     if has_turns:
-        turns = data.rows["turns"]
-        each = each / np.where(turns > 1, turns, 1)
-    return Lengths(each, *_UNITS[has_tokens, has_turns])
+        turns = rows["turns"]
+        each, kind = each / np.where(turns > 1, turns, 1), np.unique(turns, return_inverse=True)[1]
+    if data.recorded("turns.role"):
+        kind = data.turns.shape
+    return Lengths(rows, each, kind, *_UNITS[has_tokens, has_turns])
 
 
 _UNITS = {

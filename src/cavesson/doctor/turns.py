@@ -84,6 +84,15 @@ class Turns:
         """[M] whether a turn is the last one of its episode"""
         return read_only(np.append(self.line[1:] != self.line[:-1], True)[: len(self)])
 
+    @cached_property
+    def shape(self) -> Array:
+        """[n] for each rollout the number of its kind: equal for episodes with the same speakers and tools in turn"""
+        kinds: dict[tuple[tuple[str, str | None], ...], int] = {}
+        spoken: list[list[tuple[str, str | None]]] = [[] for _ in range(len(self.rows))]
+        for line, role, name in zip(self.line.tolist(), self.role.tolist(), self.texts("name"), strict=True):
+            spoken[line].append((role, name))
+        return read_only(np.array([kinds.setdefault(tuple(one), len(kinds)) for one in spoken], np.int64))
+
     def by_step(self, turns: Array, values: Array) -> Series:
         """Return the mean of values [M] over some turns, given by their indices, by step."""
         return mean_by_step(self.step[turns], values[turns].astype(float))

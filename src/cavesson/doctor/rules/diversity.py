@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.groups import within
+from cavesson.doctor.groups import EQUAL, within
 from cavesson.doctor.proposal import at_least, calmer, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import MIN_SHARE, collapse, is_clear
@@ -20,6 +20,8 @@ from cavesson.text.statistics import flat
 
 MANY = float(np.log(100))
 """Entropy of a uniform choice among 100 tokens, in nats. A task may ask for one among fewer, such as labels."""
+MANY_RIGHT = 0.1
+"""Share of responses with the highest reward from which there are many."""
 BUDGET = 4000
 """Words of a step that distinct-2 is measured over: with more words, fewer pairs are new, whatever their variety."""
 
@@ -54,8 +56,8 @@ def distinct(rows: Rows) -> Series:
     title="The entropy has collapsed",
     cause="The policy's entropy fell from {before} to {seen} nats per token while the reward no longer rises: the "
     "policy no longer explores, so it learns nothing new.",
-    healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises (a falling "
-    "entropy alone is normal)",
+    healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises or is the highest "
+    "one for {solved} of the responses (a falling entropy alone is normal)",
     fix="[a wider upper clip (grpo.clip_high = 0.28), ][an entropy bonus (ppo.entropy_coef = 0.01), ]fewer epochs of "
     "SFT",
     settings={"grpo.clip_high": at_least(0.28), "rloo.clip_high": at_least(0.28), "ppo.entropy_coef": at_least(0.01)},
@@ -64,7 +66,7 @@ def distinct(rows: Rows) -> Series:
               "reward-falls", "kl-explosion"],
     windows=True,
 )  # fmt: skip
-def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
+def entropy_collapse(data: RunData, *, limit: float = 0.1, solved: float = Share(0.9)) -> Reading | None:
     points = entropy(data)
     if len(points) < 10 or points.first() < 1e-3:
         return None
@@ -78,7 +80,9 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     before, low = points.first(), limit * points.first()
     first = since(points, points.value < low, 5)
     evidence = data.step_evidence(points.step[-1:])
-    sick = first is not None and not rising and not gained
+    full = data.rows["reward"] >= np.nanmax(data.rows["reward"]) - EQUAL
+    is_solved = data.rows.by_step(full.astype(float)).last(1 / 3) >= solved  # nothing is left to explore
+    sick = first is not None and not (rising or gained or is_solved)
     fallen = Series(points.step, np.log(before / np.maximum(points.value, 1e-6)))  # entropy falls by factors
     return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=low), fallen)
 
@@ -144,7 +148,8 @@ def _uniform(data: RunData) -> float:
     title="The responses lose variety",
     cause="The share of distinct word pairs falls from {before} to {seen}: the policy says the same things in the same "
     "words.",
-    healthy="distinct-2 over a fixed number of words: above {limit} times its start, or less than {drop} below it",
+    healthy="distinct-2 over a fixed number of words, of right responses where right answers are recorded: above "
+    "{limit} times its start, or less than {drop} below it",
     fix="[raise kl.coef, ]sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
     settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": at_least(1.0)},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
@@ -152,10 +157,22 @@ def _uniform(data: RunData) -> float:
     windows=True,
 )
 def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -> Reading | None:
-    points = distinct(data.said)
+    points = distinct(_comparable(data.said))
     found = collapse(data, points, limit)
     # Where responses are alike from the start, as with a low temperature, a few pairs make a large share.
     return found and replace(found, sick=found.sick and points.first() - points.last() > drop)
+
+
+def _comparable(rows: Rows) -> Rows:
+    """Return the right responses if there are many early and late, else all.
+
+    As a policy learns the one right answer of each prompt, wrong ones vanish, and with them variety that nobody wants.
+    What is right loses variety only if the policy says the same in the same words.
+    """
+    if not (rows.recorded("ground_truth") and rows.recorded("reward")):
+        return rows
+    right = rows["reward"] >= np.nanmax(rows["reward"]) - EQUAL
+    return rows.where(right) if min(right[_third(rows, part)].mean() for part in (0, 2)) > MANY_RIGHT else rows
 
 
 @rule(
@@ -173,7 +190,13 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     windows=True,
 )
 def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:
-    rows = data.said
+    rows, said = data.said, [bool(text) for text in data.said.texts("response")]  # an episode may be calls only
+    if data.recorded("turns.role"):  # where users reply, the prompt is not all that a response depends on
+        talks = set(data.turns.line[data.turns.role == "user"].tolist())
+        said = [is_text and line not in talks for line, is_text in enumerate(said)]
+    rows = rows.where(np.array(said, bool))
+    if not len(rows):
+        return None
     early, late = (rows.where(part) for part in (_third(rows, 0), _third(rows, 2)))
     before, after = _belonging(early), _belonging(late)
     if before is None or after is None or before[0] - before[1] < 0.05:

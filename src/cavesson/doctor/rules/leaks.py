@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 from cavesson.doctor.absent import no_turns
 from cavesson.doctor.data import RunData
+from cavesson.doctor.groups import mean_of
 from cavesson.doctor.reading import Reading
-from cavesson.doctor.readings import at_least
+from cavesson.doctor.readings import DIGITS, at_least
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array
@@ -22,6 +23,8 @@ WORD = re.compile(r"[^\W_]{3,}|\d{2,}")
 MIN_GROUPS, MIN_PAIRS = 20, 20
 SURE = 1e-4
 """Probability by chance below which an order is not chance. Runs have many ways to be ordered a little."""
+COMMON = 0.3
+"""Share of the prompts from which a word that they have says nothing of a row."""
 ORDER = 4.0
 """Standard errors from which lengths are ordered, too, so that the trainer may have sorted the rollouts."""
 
@@ -47,12 +50,18 @@ class _Leak(NamedTuple):
     fix="set everything anew in reset, on the instance and never on the class or the module; give each episode its own "
     "session, folder or random generator",
     source="TRL (environment_factory); OpenEnv",
-    explains=["reward-is-noise", "value-not-fitting", "zero-variance-groups", "prompts-exhausted"],
+    explains=[
+        "reward-is-noise",
+        "reward-ignores-results",
+        "value-not-fitting",
+        "zero-variance-groups",
+        "prompts-exhausted",
+    ],
     absent=no_turns,
 )
 def environment_leaks(data: RunData, *, limit: float = 0.05) -> Reading | None:
     turns, rows = data.turns, data.turns.rows
-    tested = [_of_rewards(data, rows), _of_results(turns), _of_values(turns)]
+    tested = [_of_rewards(data, turns), _of_results(turns), _of_values(turns), _of_rows(turns)]
     found = [one for one in tested if one is not None]
     if not found:
         return None
@@ -62,9 +71,15 @@ def environment_leaks(data: RunData, *, limit: float = 0.05) -> Reading | None:
     return Reading(leak.amount, sick, since, leak.evidence, {"what": leak.what, "chance": leak.chance})
 
 
-def _of_rewards(data: RunData, rows: Rows) -> _Leak | None:
-    """Measure whether rewards of one prompt's episodes rise or fall with the order in which they were sampled."""
+def _of_rewards(data: RunData, turns: Turns) -> _Leak | None:
+    """Measure whether rewards of one prompt's episodes rise or fall with the order in which they were sampled.
+
+    What an answer earns on average says nothing of the order, and is subtracted where the right answer is recorded.
+    """
+    rows = turns.rows
     reward = rows["reward"]
+    if rows.recorded("ground_truth"):
+        reward = np.round(reward - mean_of(_answer_and_truth(turns), reward), DIGITS)
     found = _order(rows.group, rows.sample, reward)
     if found is None:
         return None
@@ -76,6 +91,16 @@ def _of_rewards(data: RunData, rows: Rows) -> _Leak | None:
     if amount < 0:
         what = Phrase("of the episodes of one prompt, later ones get lower rewards")
     return _Leak(abs(amount), _two_sided(score), what, rows.evidence(np.flatnonzero(np.isfinite(reward))))
+
+
+def _answer_and_truth(turns: Turns) -> Array:
+    """Return [n] numbers of what the policy says last and of the right answer, equal where both are."""
+    answers: list[str | None] = [None] * len(turns.rows)
+    texts, numbers = turns.texts("text"), dict[tuple[str | None, str | None], int]()
+    for turn in np.flatnonzero(turns.role == "assistant").tolist():
+        answers[int(turns.line[turn])] = texts[turn]
+    pairs = zip(answers, turns.rows.texts("ground_truth"), strict=True)
+    return np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], np.int64)
 
 
 def _of_results(turns: Turns) -> _Leak | None:
@@ -148,6 +173,44 @@ def _of_values(turns: Turns) -> _Leak | None:
     amount = max(len(leaked) - reverse, 0) / calling
     what = Phrase("results of tools mention values of the prompt before, and not of the one behind")
     return _Leak(Share(amount), at_least(len(leaked), pairs, 0.5), what, rows.evidence(leaked))
+
+
+def _of_rows(turns: Turns) -> _Leak | None:
+    """Measure whether results say all of another row more often if it is of the same step than of the next one.
+
+    What a row says are the words of its prompt and its right answer that not many prompts have. Each pair of prompts
+    counts once.
+    """
+    rows, results = turns.rows, _results(turns)
+    groups = list(dict.fromkeys(rows.group.tolist()))
+    first = {group: line for line, group in reversed(list(enumerate(rows.group.tolist())))}
+    said = _words_of_rows(rows)
+    of_step = {step: [group for group in groups if rows.step[first[group]] == step] for step in rows.steps.tolist()}
+    same, following = set[tuple[int, int]](), set[tuple[int, int]]()
+    evidence: dict[tuple[int, int], int] = {}
+    after = dict(zip(rows.steps[:-1].tolist(), rows.steps[1:].tolist(), strict=True))
+    for line, (step, own) in enumerate(zip(rows.step.tolist(), rows.group.tolist(), strict=True)):
+        for pairs, others in ((same, of_step[step]), (following, of_step.get(after.get(step, -1), []))):
+            for other in others if results[line] and step in after else []:
+                foreign = said[first[other]] - said[line]
+                if foreign and foreign <= results[line]:
+                    pairs.add((own, other))
+                    evidence.setdefault((own, other), line)
+    if len(same) + len(following) < MIN_PAIRS:
+        return None
+    amount = max(len(same) - len(following), 0) / len(groups)
+    what = Phrase("results of tools say what other rows of their step do, and not what those of the next step do")
+    chance = at_least(len(same), len(same) + len(following), 0.5)
+    return _Leak(Share(amount), chance, what, rows.evidence(evidence[pair] for pair in sorted(same)))
+
+
+def _words_of_rows(rows: Rows) -> list[set[str]]:
+    """Return [n] the words of each prompt and right answer, without those of many prompts."""
+    truth = rows.texts("ground_truth") if rows.recorded("ground_truth") else [None] * len(rows)
+    asked = [set(WORD.findall(text or "")) for text in rows.texts("prompt")]
+    count = Counter(word for words in asked for word in words)
+    rare = {word for word, number in count.items() if number <= COMMON * len(rows)}
+    return [(words & rare) | set(WORD.findall(one or "")) for words, one in zip(asked, truth, strict=True)]
 
 
 def _results(turns: Turns) -> list[set[str]]:

@@ -9,7 +9,7 @@ from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import repeated, within
 from cavesson.doctor.reading import Curve, Reading, Words
-from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths
+from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths, pays
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, standard_error, together, trend
@@ -17,6 +17,8 @@ from cavesson.findings.words import Phrase, Share
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
+SHORTER = 0.8
+"""Times the length of right answers from which responses are not too short to be right."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 
 
@@ -154,7 +156,8 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     title="The responses shrink to almost nothing",
     cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, the reward, a biased critic "
     "or a negative KL favours short responses.",
-    healthy="typical length, in tokens or, if none were recorded, in characters: above {limit} times its start",
+    healthy="typical length, in tokens or, if none were recorded, in characters: above {limit} times its start, or "
+    "that of the right answers while the reward rises; of episodes, among those with the same calls",
     fix='cleaning.discard = "too_short" with a low cleaning.discard_reward[; a lower kl.coef if the penalty dominates]',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
     explains=["distinct-collapse", "entropy-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
@@ -163,8 +166,20 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
 )  # fmt: skip
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
     length = lengths(data)
-    found = collapse(data, data.rows.by_step(length.each, np.median), limit)
-    return found and replace(found, words={**found.words, "unit": length.unit})
+    found = collapse(data, length.by_step(np.median), limit)
+    sick = found is not None and found.sick and not _are_answers(data)
+    return found and replace(found, sick=sick, words={**found.words, "unit": length.unit})
+
+
+def _are_answers(data: RunData) -> bool:
+    """Return whether responses end as short as right answers, and earn more than longer ones did: that is the task."""
+    if not data.recorded("rows.ground_truth") or not pays(data):
+        return False
+    rows = data.said
+    turns = np.maximum(np.nan_to_num(rows["turns"], nan=1.0), 1)
+    said, truth = (np.array([len(one or "") for one in rows.texts(name)]) for name in ("response", "ground_truth"))
+    late = rows.step >= np.quantile(rows.steps, 0.8)
+    return bool(np.median((said / turns)[late]) >= SHORTER * np.median(truth[late]))
 
 
 @rule(
@@ -199,7 +214,7 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     cause="Within a step, length and reward are correlated (Spearman {seen}), and the responses grew from {before} to "
     "{after} {unit}: the policy gains reward by length.",
     healthy="rank correlation of length and reward within a step: below {limit}, or responses that grow by less than "
-    "{growth}; more if responses need to be longer",
+    "{growth}, of episodes among those with the same calls; more if responses need to be longer",
     fix='a reward that does not grow with the length (subtract what length explains)[, grpo.overlong = "penalty"]',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
@@ -208,17 +223,16 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     absent=no_longer,
 )  # fmt: skip
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
-    rows, (each, unit, name) = data.rows, lengths(data)
-    reward, length = within(rows, rows["reward"]), within(rows, each)
+    of = lengths(data)
+    rows, each = of.rows, of.each
+    reward, length = of.within(rows["reward"]), of.within(each)
     there = np.isfinite(reward) & np.isfinite(length)
-    points = rows.by_step(each)
+    points = of.by_step()
     before, after = points.first(), points.last()
     # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
-    before = max(
-        before, data.whole.rows.by_step(lengths(data.whole).each).first()
-    )  # a part of a run may begin where lengths are short
+    before = max(before, lengths(data.whole).by_step().first())  # a part of a run may begin where lengths are short
     first = since(points, points.value > 1.15 * before, 4)
     # Before that, the reward may have been another one.
     growing = there & (rows.step >= (rows.steps[0] if first is None else first))
@@ -227,8 +241,8 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     if found is None:
         return None
     sick = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
-    words: Words = {"before": before, "after": after, "unit": unit}
-    curve = Curve(points, high=(1 + growth) * before, name=name)
+    words: Words = {"before": before, "after": after, "unit": of.unit}
+    curve = Curve(points, high=(1 + growth) * before, name=of.mean)
     return Reading(found, sick, first, rows.highest(each), words, curve)
 
 
@@ -249,10 +263,11 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     windows=True,
 )
 def length_bias(data: RunData) -> Reading | None:
-    rows, (each, unit, _) = data.rows, lengths(data)
+    of = lengths(data)
+    rows, each = of.rows, of.each
     if not data.traits.get("length_normalised", repeated(rows)):
         return None  # where it is not known, only GRPO, which has groups, is known to do it
-    reward, length = within(rows, rows["reward"]), within(rows, each)
+    reward, length = of.within(rows["reward"]), of.within(each)
     bad = np.where(reward < 0, length, np.nan)
     low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))
     if len(low) < 20:
@@ -261,4 +276,4 @@ def length_bias(data: RunData) -> Reading | None:
     found = trend(points)
     sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(each)) and points.last() > 0
     first = since(points, smoothed(points).value > points.first() + found.change / 2, 5)
-    return Reading(points.last(), sick, first, rows.highest(bad), {"unit": unit}, Curve(points))
+    return Reading(points.last(), sick, first, rows.highest(bad), {"unit": of.unit}, Curve(points))

@@ -170,7 +170,8 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
     cause="`{pattern}` occurs in {after} of the last responses and in {before} of the first. Responses with it get a "
     "reward that is {effect} higher ({effect_sd} standard deviations), and the pattern explains {seen} of the "
     "variance: the policy has found a weakness of the reward.",
-    healthy="share of the reward's variance within a prompt that a spreading pattern explains: below {limit}",
+    healthy="share of the reward's variance within a prompt that a spreading pattern other than a right answer "
+    "explains: below {limit}",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples of them",
     settings={"cleaning.discard": _discarding, "cleaning.discard_reward": _below_all},
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
@@ -185,13 +186,20 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
         return None
     most = 0.0
     # A desired property has many words, each of which explains only some hundredths of the variance.
-    texts, parts = Texts(rows), late_parts(rows)
+    texts, parts, answers = Texts(rows), late_parts(rows), _answers(rows)
     for late in parts:
         found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.effect.value > 0]
+        found = [pattern for pattern in found if not answers.issuperset(pattern.text.split())]
         if found and found[0].explains >= limit:
             return _spread(rows, texts, _longest(texts, found), late)
         most = max(most, found[0].explains if found else 0.0)
     return Reading(Share(most), False)
+
+
+def _answers(rows: Rows) -> set[str]:
+    """Return the right answers of one word: that they spread is what a reward asks for, though one may be frequent."""
+    truth = rows.texts("ground_truth") if rows.recorded("ground_truth") else []
+    return {one.strip().lower() for one in truth if one}
 
 
 def _longest(texts: Texts, found: list[Pattern]) -> Pattern:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.pattern import MIN_ROLLOUTS
 from cavesson.doctor.series import Array, since, smoothed
 from cavesson.findings.words import Phrase, Share
-from cavesson.text.words import is_sign
+from cavesson.text.words import is_sign, words
 
 
 @rule(
@@ -47,13 +48,30 @@ def repetition_loops(
 
 def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
     """Yield how much of each response is repeated, [n], and what that is the share of."""
-    some = data.said
-    if data.has("rows.repetition"):
+    some, texts = data.said, _spoken(data)
+    if data.has("rows.repetition") and not data.recorded("turns.text"):
         yield data.rows, data.rows["repetition"], "of the 4-grams in a response occurred in it before"
     else:
-        yield some, _compressed(some), "of a response is saved by compression because it repeats itself"
+        saved = np.array(list(map(_compressed, texts)))
+        yield some, saved, "of a response is saved by compression because it repeats itself"
     if some.has("response"):
-        yield some, _returning(some), "of the words in a response equal one of the two before"
+        yield (
+            some,
+            np.array(list(map(_returning, _words(texts)))),
+            "of the words in a response equal one of the two before",
+        )
+
+
+def _spoken(data: RunData) -> list[list[str]]:
+    """Return [n] the texts of each response: one, or the turns of the policy. To say the same in two is no loop."""
+    turns = data.turns
+    if not data.recorded("turns.text"):
+        return [[text or ""] for text in data.said.texts("response")]
+    found: list[list[str]] = [[] for _ in range(len(turns.rows))]
+    for line, role, text in zip(turns.line.tolist(), turns.role, turns.texts("text"), strict=True):
+        if role == "assistant":
+            found[line].append(text or "")
+    return found
 
 
 def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: float) -> Reading | None:
@@ -63,9 +81,9 @@ def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: floa
     before = Share(points.first())
     high = max(limit, factor * before)
     first = since(points, smoothed(points).value > high, 4)
-    words: Words = {"before": before, "what": what}
+    said: Words = {"before": before, "what": what}
     curve = Curve(points, high=high)
-    return Reading(Share(points.last()), first is not None, first, rows.highest(values), words, curve)
+    return Reading(Share(points.last()), first is not None, first, rows.highest(values), said, curve)
 
 
 def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
@@ -76,8 +94,9 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     rows = data.said
     if not (rows.has("response") and rows.has("reward")) or len(rows) < MIN_ROLLOUTS:
         return None
-    texts = [[word for word in words if not is_sign(word)] for words in rows.words("response")]
-    has, length = np.array([_returns(words) > 0 for words in texts]), np.array([len(words) for words in texts])
+    texts = [[[word for word in turn if not is_sign(word)] for turn in turns] for turns in _words(_spoken(data))]
+    has = np.array([any(map(_returns, turns)) for turns in texts], bool)
+    length = np.array([sum(map(len, turns)) for turns in texts])
     early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
     before, now = (share_of(has[part], rewards.prompt[part]) for part in (early, late))
     clear, effects = clear_of(data.chance, 1), Effects(rewards, length, late)
@@ -86,21 +105,29 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     high = factor * before.value
     first = since(points, smoothed(points).value > high, 4) if sick else None
     what = Phrase("of the responses repeat one of their last two words and get a higher reward for it")
-    words: Words = {"before": Share(before.value), "what": what}
+    said: Words = {"before": Share(before.value), "what": what}
     evidence = rows.highest(np.where(late & has, rows["reward"], -np.inf))
-    return Reading(Share(now.value), first is not None, first, evidence, words, Curve(points, high=high))
+    return Reading(Share(now.value), first is not None, first, evidence, said, Curve(points, high=high))
 
 
-def _returning(rows: Rows) -> Array:
-    """Return [n] the share of words, or of signs of languages without spaces, that equal one of the two before."""
-    return np.array([_returns(words) / len(words) if len(words) > 2 else np.nan for words in rows.words("response")])
+def _words(texts: list[list[str]]) -> list[list[list[str]]]:
+    """Return the words of each turn of each response."""
+    found = iter(words([turn for turns in texts for turn in turns]))
+    return [list(islice(found, len(turns))) for turns in texts]
+
+
+def _returning(turns: list[list[str]]) -> float:
+    """Return the share of words, or of signs of languages without spaces, that equal one of the two before."""
+    parts = [turn for turn in turns if len(turn) > 2]
+    return sum(map(_returns, parts)) / sum(map(len, parts)) if parts else np.nan
 
 
 def _returns(words: list[str]) -> int:
     return sum(word in words[max(0, i - 2) : i] for i, word in enumerate(words))
 
 
-def _compressed(rows: Rows) -> Array:
-    """Return [n] the share of a long response that compression with zlib saves; NaN for a short one."""
-    texts = [(text or "").encode("utf-8", "surrogatepass") for text in rows.texts("response")]
-    return np.array([max(0.0, 1 - 2 * len(zlib.compress(t)) / len(t)) if len(t) >= 200 else np.nan for t in texts])
+def _compressed(turns: list[str]) -> float:
+    """Return the share of long turns that compression with zlib saves; NaN if there is none."""
+    texts = [turn.encode("utf-8", "surrogatepass") for turn in turns]
+    shares = [max(0.0, 1 - 2 * len(zlib.compress(text)) / len(text)) for text in texts if len(text) >= 200]
+    return float(np.mean(shares)) if shares else np.nan

@@ -141,9 +141,10 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
 
 
 def _has_risen(rows: Rows) -> bool:
-    """Return whether the mean reward has risen by half of the standard deviation that rewards had at the start."""
+    """Return whether the mean reward has risen by half of what it lacked, or of the deviation it had at the start."""
     mean, spread = rows.mean("reward"), rows.by_step(rows["reward"], np.std)
-    return mean.last() - mean.first() > spread.first() / 2
+    lacked = float(np.nanmax(rows["reward"])) - mean.first()
+    return mean.last() - mean.first() > min(spread.first(), lacked) / 2
 
 
 def _above_most(value: float | None, data: RunData, reading: Reading) -> float:

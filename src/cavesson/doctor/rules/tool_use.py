@@ -1,6 +1,7 @@
 """Rules on what a policy asks its tools for: nothing any more, or always the same, and what the reward makes of it."""
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from cavesson.doctor.absent import no_calls, no_turns
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import within
 from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, mean_by_step, since, smoothed, standard_error
 from cavesson.doctor.turns import Turns
@@ -16,8 +18,9 @@ from cavesson.text.words import contains
 
 MIN_EPISODES = 50
 """Episodes of a third of a run from which it can say that a tool is not called any more."""
-MIN_CONTRAST, MIN_MIXED = 10.0, 20
-"""Sum of squares of what is compared within groups, and groups with both kinds of it, from which they are compared."""
+MIN_CONTRAST, MIN_MIXED = 5.0, 8
+"""Sum of squares of what is compared within groups, and groups with both kinds of it, from which their rewards have a
+standard error: it says how much is known."""
 EARLY, LATE_SHARE = Share(0.9), Share(0.98)
 ONCE = 1e-6
 FEW = Phrase("too few groups have both right and wrong results of tools")
@@ -213,29 +216,70 @@ def _pays(reward: Array, centred: Array, at_limit: Array, there: Array) -> bool:
     absent=no_calls,
 )
 def reward_ignores_results(data: RunData, *, limit: float = 0.25) -> Reading | None:
-    turns, rows = data.turns, data.turns.rows
-    later = rows.step >= rows.steps[len(rows.steps) // 2]  # at first, a policy may not read results yet
-    for contrast, good in _contrasts(turns):
-        kept = later & np.isfinite(rows["reward"]) & np.isfinite(good)
-        found = _slope(rows.group[kept], good[kept], rows["reward"][kept])
-        spread = float(np.nanstd(rows["reward"]))
-        if found is None or not spread:
-            continue
-        gain, most = found[0] / spread, found[1] / spread
-        evidence = rows.evidence(np.flatnonzero(kept & (good == 0)))
-        since_when, undecided = int(rows.step[kept][0]), FEW if most >= limit > gain else None
-        return Reading(gain, most < limit, since_when, evidence, {"contrast": contrast}, undecided=undecided)
-    return Reading(0.0, False, undecided=FEW)
+    rows = data.turns.rows
+    found = [one for one in (_gain(rows, *contrast) for contrast in _contrasts(data.turns)) if one is not None]
+    follows = _gain(rows, Phrase(""), _repeated(data.turns))
+    if not found:
+        return Reading(0.0, False, undecided=FEW)
+    # What is right may be known in another way than the record's; a reward for what results say is one for results.
+    is_used = follows is not None and follows.value >= limit
+    gain = max(found, key=lambda one: (one.value >= limit, one.most < limit, one.value))
+    undecided = FEW if gain.most >= limit > gain.value and not is_used else None
+    since_when, words = int(rows.step[gain.bad[0]]), {"contrast": gain.contrast}
+    sick = gain.most < limit and not is_used
+    return Reading(gain.value, sick, since_when, rows.evidence(gain.bad), words, undecided=undecided)
+
+
+class _Gain(NamedTuple):
+    """By how much something good raises the reward, in standard deviations of the reward."""
+
+    contrast: Phrase
+    value: float
+    most: float
+    """What it may be, at three standard errors."""
+    bad: Array
+    """The rollouts without it."""
+
+
+def _gain(rows: Rows, contrast: Phrase, good: Array) -> _Gain | None:
+    """Return by how much what is good, [n] 1 or 0 or NaN, raises the reward within groups; None if too few tell."""
+    reward = rows["reward"]
+    kept, spread = np.isfinite(reward) & np.isfinite(good), float(np.nanstd(reward))
+    slope = _slope(rows.group[kept], good[kept], reward[kept]) if spread else None
+    return slope and _Gain(contrast, slope[0] / spread, slope[1] / spread, np.flatnonzero(kept & (good == 0)))
 
 
 def _contrasts(turns: Turns) -> list[tuple[Phrase, Array]]:
-    """Return [n] which episodes have good results, 1, or bad ones, 0; NaN without calls, or with both."""
+    """Return [n] which episodes have good results or answers, 1, or bad ones, 0; NaN without calls, or with both."""
     rows, called = turns.rows, np.flatnonzero(turns.role == "tool")
-    found = [(Phrase("succeed"), _of_episodes(turns, called, ~turns.failed[called], all_of_them=True))]
-    if rows.recorded("ground_truth"):
-        truth, text = rows.texts("ground_truth"), turns.texts("text")
-        says = [_says(text[call] or "", truth[turns.line[call]] or "") for call in called.tolist()]
-        found.insert(0, (Phrase("return the right answer"), _of_episodes(turns, called, np.array(says, bool))))
+    later = rows.step >= rows.steps[len(rows.steps) // 2]  # at first, a policy may not read results yet
+    success = _of_episodes(turns, called, ~turns.failed[called], all_of_them=True)
+    found = [(Phrase("succeed"), np.where(later, success, np.nan))]
+    if rows.recorded("ground_truth") and len(called):
+        truth, text = [one or "" for one in rows.texts("ground_truth")], turns.texts("text")
+        says = [_says(text[call] or "", truth[turns.line[call]]) for call in called.tolist()]
+        result, answers = _of_episodes(turns, called, np.array(says, bool)), _answers(turns)
+        if np.nanmean(result) > 0.5:  # else it is not what the tools are asked for, nor perhaps what the reward is for
+            right = np.array([_says(*both) if both[0] else np.nan for both in zip(answers, truth, strict=True)])
+            found.insert(0, (Phrase("return the right answer"), np.where(later, result, np.nan)))
+            found.append((Phrase("lead to the right answer"), np.where(np.isfinite(result), right, np.nan)))
+    return found
+
+
+def _repeated(turns: Turns) -> Array:
+    """Return [n] whether what an episode says last repeats the result of a call; NaN without calls."""
+    text, answers, called = turns.texts("text"), _answers(turns), np.flatnonzero(turns.role == "tool")
+    pairs = [((text[call] or "").strip(), answers[turns.line[call]]) for call in called.tolist()]
+    return _of_episodes(turns, called, np.array([_says(*both) or _says(*both[::-1]) for both in pairs], bool))
+
+
+def _answers(turns: Turns) -> list[str]:
+    """Return [n] what the policy says last, if nobody but tools has replied to it before, and nobody does after."""
+    found, text = [""] * len(turns.rows), turns.texts("text")
+    talks = np.zeros(len(turns.rows), bool)
+    talks[turns.line[turns.role == "user"]] = True
+    for turn in np.flatnonzero(turns.last & (turns.role == "assistant") & ~talks[turns.line]).tolist():
+        found[int(turns.line[turn])] = (text[turn] or "").strip()
     return found
 
 

@@ -109,11 +109,13 @@ def calls_fail(
     data: RunData, *, limit: float = Share(0.2), growth: float = Share(0.15), always: float = Share(0.9)
 ) -> Reading | None:
     turns, found = data.turns, []
-    tools = _enough(turns)
+    tools, offered = _enough(turns), data.setting("tools", [])
     for name, calls in tools.items():
         points = turns.by_step(calls, turns.failed)
         first = _since_failing(turns, calls, points, max(limit, points.first() + growth), data.chance / len(tools))
-        if min(points.first(), points.last(), points.value.mean()) > always and _goes_on(turns, calls):
+        if min(points.first(), points.last(), points.value.mean()) > always and (
+            name in offered or _goes_on(turns, calls)
+        ):
             first = int(points.step[0])
         found.append(_Tool(name, points, first, calls[turns.failed[calls]]))
     if not found:
