@@ -6,14 +6,14 @@ import subprocess
 import pytest
 from test_record_trl import NEEDS_OLD, PYTHONS
 
-from cavesson.findings.trainers import TRL
+from cavesson.findings.trainers import NAMES
 
 FIELDS = "import dataclasses; from {} import {} as Config; print(*[one.name for one in dataclasses.fields(Config)])"
 
 
 def named(algorithm: str) -> set[str]:
     """Return the names for an algorithm and the settings that they depend on, without values, which are quoted."""
-    several = [{algorithm: one} if isinstance(one, str) else one for one in TRL.values()]
+    several = [{algorithm: one} if isinstance(one, str) else one for one in NAMES["trl"].values()]
     texts = [name for names in several for who, name in names.items() if algorithm in who.split(", ")]
     return {word for text in texts for word in re.findall(r"[a-z]\w+", re.sub(r'"\w+"|vLLM', "", text))}
 

@@ -7,50 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavesson.command_line import is_trained_here
-from cavesson.findings.trainers import NAMES, name_in, trainer_of
+from cavesson.findings.trainers import NAMES, TABLE, name_in, trainer_of
 from cavesson.findings.words import Phrase
 from cavesson.importers.traits import section_of, traits_of
 from cavesson.registry import ALGORITHMS
 
-PLAIN = {
-    "cleaning.discard": Phrase("what to discard"),
-    "cleaning.discard_reward": Phrase("reward of discarded responses"),
-    "environment.concurrency": Phrase("number of episodes that call tools at the same time"),
-    "environment.max_turns": Phrase("maximum number of turns"),
-    "environment.timeout": Phrase("time limit of a call"),
-    "grpo.clip_high": Phrase("upper clip range"),
-    "grpo.importance": Phrase("largest importance weight"),
-    "grpo.kl_estimator": Phrase("KL estimator"),
-    "grpo.normalise": Phrase("mean of the loss"),
-    "grpo.overlong": Phrase("treatment of responses that are cut"),
-    "grpo.ratio": Phrase("level of the ratio"),
-    "grpo.resample": Phrase("dynamic sampling"),
-    "kl.coef": Phrase("KL coefficient"),
-    "kl.estimator": Phrase("KL estimator"),
-    "kl.horizon": Phrase("horizon of the KL controller"),
-    "kl.target": Phrase("KL target"),
-    "optimizer.learning_rate": Phrase("learning rate"),
-    "ppo.entropy_coef": Phrase("entropy coefficient"),
-    "ppo.gamma": "γ",
-    "ppo.lam": "λ",
-    "ppo.value_clip": Phrase("value clip range"),
-    "ppo.value_coef": Phrase("value coefficient"),
-    "reference.kind": Phrase("kind of reference"),
-    "rewards.weight": Phrase("weights of the rewards"),
-    "sampling.eos_token_ids": Phrase("end tokens"),
-    "sampling.max_new_tokens": Phrase("maximum response length"),
-    "sampling.min_new_tokens": Phrase("minimum response length"),
-    "sampling.temperature": Phrase("temperature"),
-    "sampling.top_k": "top-k",
-    "sampling.top_p": "top-p",
-    "shaping.clip": Phrase("reward clipping"),
-    "shaping.missing_eos_penalty": Phrase("penalty for missing ends"),
-    "shaping.scale": Phrase("reward scaling"),
-    "shaping.subtract_query": Phrase("subtraction of the prompt's reward"),
-    "update.epochs": Phrase("passes per batch"),
-    "update.max_grad_norm": Phrase("gradient clipping"),
-    "update.target_policy_kl": Phrase("KL at which a step ends"),
-}
+PLAIN: Mapping[str, str] = {name: Phrase(words) for name, words in TABLE["plain"].items()} | TABLE["symbols"]
 """Plain words for each setting that a fix names; symbols and the names of samplers are the same in all languages."""
 SETTING = re.compile(r'([a-z_]+(?:\.[a-z_]+)+)(?: = ("[^"]*"|[a-z]+|\d+(?:\.\d+)?))?')
 """A setting, perhaps with a value."""
