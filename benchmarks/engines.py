@@ -68,7 +68,7 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     def vllm(policy: Policy, name: str) -> VllmSampler:
         place = Path(folder.name) / name
         engine = VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), None, 256, place)
-        engine.synchronise(0)
+        engine.update_weights(0)
         return engine
 
     def sample(engine: Engine) -> Callable[[int], Any]:
@@ -108,7 +108,7 @@ def compare_transfers(python: str, dtype: str, gpus: tuple[int, int], rounds: in
     for transfer in transfers:
         settings = SamplingSettings(engine="vllm", servers=(server.url,), vllm=VllmSettings(transfer=transfer))
         engine = VllmSampler(policy, tokenizer, settings, 0, Processes(device), None, 256, place)
-        engine.synchronise(0)
+        engine.update_weights(0)
         print(f"SmolLM2-135M, {dtype}, from {device} to GPU {gpus[1]}, {transfer}: {renewal(engine, rounds)}")
     server.close()
 
@@ -150,7 +150,7 @@ def renewal(engine: VllmSampler, rounds: int) -> str:
     def renew(number: int) -> None:
         with torch.no_grad():
             trained[0].add_(1e-6 * (number + 1))
-        engine.synchronise(number)
+        engine.update_weights(number)
 
     size = sum(weight.numel() * weight.element_size() for weight in trained)
     return f"{size / 1e6:.1f} MB in {spread(times({'': renew}, rounds)[''])} s"

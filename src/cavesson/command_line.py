@@ -69,7 +69,7 @@ def with_accepted(way: str) -> str:
     return way if ACCEPT in way else f"{way} {ACCEPT}"
 
 
-def way_on(folder: Path) -> str | None:
+def resume_hint(folder: Path) -> str | None:
     """Return the command that continues what this one has begun in a run's folder; `align` continues as it began."""
     way = continuation(folder)
     return command_line(*sys.argv[1:]) if way is not None and sys.argv[1:2] == ["align"] else way

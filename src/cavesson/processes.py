@@ -126,7 +126,7 @@ class Processes:
             _check_exchanges_on_host()
         self.mesh = None if shard == "none" else self._mesh(shard)
         self.offload = offload
-        self.way_on: str | None = None
+        self.resume_hint: str | None = None
         """the command that continues the run, for the message of the watchdog"""
         self._timeout = None if self.count == 1 else timeout
         self._watchdog: Watchdog | None = None
@@ -161,7 +161,7 @@ class Processes:
         if self._timeout is None:
             yield
             return
-        self._watchdog = Watchdog(self.rank, self.count, self._timeout, lambda: self.way_on)
+        self._watchdog = Watchdog(self.rank, self.count, self._timeout, lambda: self.resume_hint)
         try:
             yield
         finally:

@@ -77,11 +77,11 @@ class Watchdog:
         rank: of this process.
         count: of the processes.
         timeout: seconds after which a process without progress hangs.
-        way_on: returns the command that continues the run, or None if there is nothing to continue.
+        resume_hint: returns the command that continues the run, or None if there is nothing to continue.
     """
 
-    def __init__(self, rank: int, count: int, timeout: float, way_on: Callable[[], str | None]) -> None:
-        self._rank, self._count, self._timeout, self._way_on = rank, count, timeout, way_on
+    def __init__(self, rank: int, count: int, timeout: float, resume_hint: Callable[[], str | None]) -> None:
+        self._rank, self._count, self._timeout, self._resume_hint = rank, count, timeout, resume_hint
         self._period = min(max(timeout / 20, _SHORTEST_PERIOD), _LONGEST_PERIOD)
         shared: Any = _get_default_store()  # PyTorch's type stubs lack `clone`
         # A separate connection: the one of the process group may be waiting for an answer.
@@ -148,7 +148,7 @@ class Watchdog:
             self._end(self._line(ranks) if is_first else LOST_PROCESS)
 
     def _line(self, ranks: Sequence[int]) -> str:
-        way = self._way_on()
+        way = self._resume_hint()
         line = sentence(self._seen, ranks, self._timeout)
         return visible(line if way is None else f"{line}; continue with: {way}")
 

@@ -156,7 +156,7 @@ def own_lines(text: str) -> list[str]:
     return [one for one in text.splitlines() if one.startswith("cavesson: ") and "; waiting for up to" not in one]
 
 
-def way_on(line: str) -> list[str]:
+def resume_hint(line: str) -> list[str]:
     words = shlex.split(line.split("continue with: ")[1])
     # The whole path, where the nodes of the cluster do not have it in PATH.
     assert Path(words[0]).name == "cavesson" and words[-1] == "--ray"

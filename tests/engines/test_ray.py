@@ -26,10 +26,10 @@ from ray_helpers import (
     kill,
     own_lines,
     prepare,
+    resume_hint,
     said,
     train,
     used,
-    way_on,
 )  # fmt: skip
 
 import cavesson
@@ -97,10 +97,10 @@ def test_nodes_are_killed_while_a_run_goes_on(cluster: Any, add: Add, tmp_path: 
 
     learners.append(add(learner=1))
     add(reward=1)  # a new start needs all that the recipe asks for
-    process = begun(cluster, tmp_path, *way_on(line), "--ray.failures", "0")
+    process = begun(cluster, tmp_path, *resume_hint(line), "--ray.failures", "0")
     line = ended(process, tmp_path, 2, lambda: kill(cluster, *used(cluster, learners)))
     assert re.match(rf"{lost}; continue with: ", line)
-    finish(cluster, tmp_path, [*way_on(line)[:-1], "--processes", "2"], attempts=4)
+    finish(cluster, tmp_path, [*resume_hint(line)[:-1], "--processes", "2"], attempts=4)
 
 
 def test_a_broken_reward_is_reported_in_a_line_and_nothing_is_restarted(cluster: Any, add: Add, tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from ray_helpers import (
     own_lines,
     pids,
     prepare,
+    resume_hint,
     said,
     train,
     used,
-    way_on,
 )
 from test_vllm import PYTHON, ROUNDING, model
 
@@ -84,7 +84,7 @@ def test_a_run_survives_the_loss_of_its_server(cluster: Any, add: Add, python: s
     line = ended(process, tmp_path, 2, lambda: kill(cluster, *used(cluster, nodes, "Server")))
     assert line.startswith("cavesson: ") and "; continue with: " in line
     add(server=1)
-    finish(cluster, tmp_path, way_on(line), attempts=4)
+    finish(cluster, tmp_path, resume_hint(line), attempts=4)
 
 
 @pytest.mark.slow

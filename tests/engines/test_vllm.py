@@ -111,7 +111,7 @@ def sampler(server: VllmServer, folder: Path, **changes: Any) -> VllmSampler:
     policy, settings = Policy(prepare(model())), SamplingSettings(engine="vllm", servers=(server.url,), **changes)
     processes = Processes("cpu")
     engine = VllmSampler(policy, tiny_tokenizer(), settings, 0, processes, None, LENGTH, folder)
-    engine.synchronise(0)
+    engine.update_weights(0)
     return engine
 
 
@@ -277,7 +277,7 @@ def test_the_weights_change_within_a_response(server: VllmServer, tmp_path: Path
             with torch.no_grad():
                 for parameter in engine.policy.parameters():
                     parameter.add_(torch.randn(parameter.shape) * 0.05)
-            engine.synchronise(step + 1)
+            engine.update_weights(step + 1)
             responses = sampling.result()
         versions, mask = responses.versions, responses.mask > 0
         assert (versions[:, 1:] >= versions[:, :-1])[mask[:, 1:]].all()

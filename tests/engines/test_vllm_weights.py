@@ -117,7 +117,7 @@ def test_a_server_gets_the_weights_of_the_policy(server: VllmServer, tmp_path: P
         with torch.no_grad():
             for parameter in engine.policy.parameters():
                 parameter.add_(torch.randn(parameter.shape) * 0.05)
-        engine.synchronise(step)
+        engine.update_weights(step)
         responses = engine.sample(prompts(16), step, range(16))
         batch = prompts(16).with_columns(
             response_ids=responses.response_ids, attended=responses.mask, learned=responses.mask
@@ -183,9 +183,9 @@ def test_weights_that_a_server_does_not_know_end_the_run(
             vllm_weights, "revert_weight_conversion", lambda model, one: {f"no.{n}": w for n, w in one.items()}
         )
         with pytest.raises(ServerError, match="answered 500 Internal Server Error"):
-            sampler(server, tmp_path / "weights").synchronise(0)
+            sampler(server, tmp_path / "weights").update_weights(0)
     assert time.monotonic() - begin < PATIENCE / 2
-    sampler(server, tmp_path / "weights").synchronise(0)
+    sampler(server, tmp_path / "weights").update_weights(0)
 
 
 def test_a_server_that_expects_the_rest_of_the_weights_must_be_restarted(server: VllmServer, tmp_path: Path) -> None:
@@ -193,6 +193,6 @@ def test_a_server_that_expects_the_rest_of_the_weights_must_be_restarted(server:
     client = VllmClient([server.url], VllmSettings())
     client.begin_weights(while_sampling=False)
     with pytest.raises(ServerError, match=r"500 Internal Server Error.*; restart it"):
-        sampler(server, tmp_path / "weights").synchronise(0)
+        sampler(server, tmp_path / "weights").update_weights(0)
     client.finish_weights("as before", while_sampling=False)
-    sampler(server, tmp_path / "weights").synchronise(0)
+    sampler(server, tmp_path / "weights").update_weights(0)

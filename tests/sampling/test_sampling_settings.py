@@ -2,23 +2,24 @@ import pytest
 
 from cavesson.config import load
 from cavesson.errors import UserError
+from cavesson.findings.settings import filters
 from cavesson.sampling.settings import SamplingSettings
 
 
 def test_the_defaults_sample_exactly_what_is_scored():
     settings = SamplingSettings()
-    assert settings.filters == [] and settings.temperature == 1
+    assert filters(settings.model_dump()) == [] and settings.temperature == 1
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.99}, {"min_new_tokens": 1}])
 def test_a_filter_is_named(settings):
     ((name, value),) = settings.items()
-    assert SamplingSettings(**settings).filters == [f"{name} {value}"]
+    assert filters(SamplingSettings(**settings).model_dump()) == [f"{name} = {value}"]
 
 
 def test_temperature_is_no_filter():
-    assert not SamplingSettings(temperature=0.5).filters
-    assert SamplingSettings(min_new_tokens=3).filters
+    assert not filters(SamplingSettings(temperature=0.5).model_dump())
+    assert filters(SamplingSettings(min_new_tokens=3).model_dump())
 
 
 def test_the_longest_response():

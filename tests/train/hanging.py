@@ -9,7 +9,7 @@ from cavesson.processes import Processes
 
 how, hangs = sys.argv[1], os.environ["RANK"] == sys.argv[2] or sys.argv[2] == "all"
 processes = Processes("cpu", timeout=2)
-processes.way_on = "cavesson go"
+processes.resume_hint = "cavesson go"
 for number in range(2):  # one run after the other
     with processes.watched():
         processes.enter(f"run {number}")

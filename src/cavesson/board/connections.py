@@ -16,9 +16,9 @@ MAX_CONNECTIONS = 128
 BACKLOG = 64
 """Connections that the system accepts while the board is busy."""
 REQUEST_SECONDS = 10.0
-"""How long a connection may take to send the head of a request, from its opening or from the last answer."""
+"""Maximum seconds from the opening of a connection, or from the last response, to the head of a request."""
 READING_SECONDS = 60.0
-"""How long a client may read nothing of an answer that it asked for."""
+"""Maximum seconds in which a client reads nothing of its response."""
 SELDOM, LINE = 60.0, 60
 """Seconds before the same line is logged again, and how many of its characters tell it from others."""
 

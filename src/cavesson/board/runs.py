@@ -231,7 +231,7 @@ class Board:
 
     Args:
         records: The opened records, in the order of their numbers.
-        closing: Set when the board is told to stop.
+        closing: Set at shutdown.
         allow_remote: Whether the records may be at other places that the folders name.
     """
 

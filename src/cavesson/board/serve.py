@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cavesson.board.runs import Board
 
 GRACE = 1
-"""Seconds that answers which are being made get when the board is told to stop."""
+"""Grace period for in-flight responses at shutdown, in seconds."""
 UNASKED = 1.0
 """Seconds that the runs wait to be opened where the page has its first answer: drawing it needs the cores."""
 WARM_AFTER = 1.0
@@ -178,7 +178,7 @@ def _later(seconds: float, act: Callable[[], object]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends the open event streams when the server is told to stop, as they would otherwise never end."""
+    """Ends open event streams at shutdown; they would otherwise never end."""
 
     def __init__(self, app: "ASGIApp", closing: Event) -> None:
         config = uvicorn.Config(

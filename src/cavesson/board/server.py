@@ -30,7 +30,7 @@ from cavesson.index.maps import release_memory
 
 THREADS = ThreadPoolExecutor(32, "answers")
 RUNNING = 2
-"""Queries of SQL that run at once; together they use at most so many times the memory and the cores of one."""
+"""Maximum number of concurrent SQL queries; together they use at most this multiple of the memory and cores of one."""
 WAITING, WAIT = 4, 3.0
 """Queries that wait for their turn, and for how many seconds; more are refused, and can be sent again."""
 BODY_SECONDS = 10
@@ -117,7 +117,7 @@ def _together(address: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Return what the page is told about an error; errors not caused by the user are also printed in the terminal."""
+    """Return the response to an error; errors not caused by the user are also printed in the terminal."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")

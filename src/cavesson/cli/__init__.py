@@ -116,7 +116,7 @@ def _run_app() -> None:
 
 def _end(line: str, error: BaseException, exit_code: int) -> NoReturn:
     """Print what ended the command and how to continue, and exit."""
-    said = visible("; ".join([line, *_way_on(error)]))
+    said = visible("; ".join([line, *_resume_hint(error)]))
     # A launcher ends the other processes as soon as one has ended, and this line must still be printed.
     with handling(_ignore, signal.SIGTERM):
         leave_for_launcher(
@@ -170,7 +170,7 @@ def _explained(error: Exception) -> str | None:
     return lost_process(error) or of_the_system(error)
 
 
-def _way_on(error: BaseException) -> list[str]:
+def _resume_hint(error: BaseException) -> list[str]:
     """Return how to continue what the command has started, or nothing if it has not started anything."""
     notes: list[str] = getattr(error, "__notes__", [])
     if sys.argv[1:2] == ["demo"]:

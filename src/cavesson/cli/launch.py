@@ -88,14 +88,14 @@ def _is_launched(flag: str) -> bool:
     return False
 
 
-def launch(processes: int, way_on: Callable[[], str | None]) -> None:
+def launch(processes: int, resume_hint: Callable[[], str | None]) -> None:
     """Run the command of this process in several others, which end with it however it ends, and end as they do.
 
     The first process prints; what the others print is shown if one of them fails.
 
     Args:
         processes: how many.
-        way_on: returns the command that continues what they did, or None if there is nothing to continue.
+        resume_hint: returns the command that continues what they did, or None if there is nothing to continue.
 
     Raises:
         UserError: a process was killed, or has failed before the first one did.
@@ -131,7 +131,7 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
                     signals.deliver()
                 ending.result()
             except ChildFailedError as error:
-                raise _reason(error, processes, Path(logs), way_on) from None
+                raise _reason(error, processes, Path(logs), resume_hint) from None
 
 
 class _Signals:
@@ -159,7 +159,7 @@ class _Signals:
 
 
 def _reason(
-    error: "ChildFailedError", processes: int, logs: Path, way_on: Callable[[], str | None]
+    error: "ChildFailedError", processes: int, logs: Path, resume_hint: Callable[[], str | None]
 ) -> UserError | SystemExit:
     """Return the error that names what ended the processes; SystemExit if the first process has printed it."""
     left = {int(file.parent.name): json.loads(file.read_text("utf-8"))["message"] for file in logs.rglob("error.json")}
@@ -172,7 +172,7 @@ def _reason(
     code, name = error.failures[rank].exitcode, f"process {rank} of {processes} (counted from 0)"
     if rank not in left and code < 0:
         killed = UserError(f"{name} was killed by {signal.Signals(-code).name}; the others were ended")
-        way = way_on()
+        way = resume_hint()
         if way is not None:
             killed.add_note(f"continue with: {way}")
         return killed

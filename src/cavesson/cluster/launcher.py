@@ -34,7 +34,7 @@ without waiting for them."""
 def launch_on_ray(
     settings: RolloutRun | ExampleRun,
     launcher: str,
-    way_on: Callable[[], str | None],
+    resume_hint: Callable[[], str | None],
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run this command in processes on a Ray cluster, and end as they do.
@@ -42,7 +42,7 @@ def launch_on_ray(
     Args:
         settings: settings of the run.
         launcher: prefix of the variable TORCHELASTIC_RUN_ID in the processes.
-        way_on: returns the command that continues what they did, or None if there is nothing to continue.
+        resume_hint: returns the command that continues what they did, or None if there is nothing to continue.
         environment: more variables for the processes.
 
     Raises:
@@ -56,7 +56,7 @@ def launch_on_ray(
     ray = connect(settings.ray.address)
     try:
         with TemporaryDirectory(prefix="cavesson-ray-") as storage:
-            _Launch(settings, launcher, way_on, environment or {}).run(storage)
+            _Launch(settings, launcher, resume_hint, environment or {}).run(storage)
     finally:
         ray.shutdown()
 
@@ -68,10 +68,10 @@ class _Launch:
         self,
         settings: RolloutRun | ExampleRun,
         launcher: str,
-        way_on: Callable[[], str | None],
+        resume_hint: Callable[[], str | None],
         environment: Mapping[str, str],
     ) -> None:
-        self._settings, self._launcher, self._way_on = settings, launcher, way_on
+        self._settings, self._launcher, self._resume_hint = settings, launcher, resume_hint
         self._environment = environment
         self._ray = connect()
         self._here = {"ray.io/node-id": self._ray.get_runtime_context().get_node_id()}
@@ -179,7 +179,7 @@ class _Launch:
 
     def _continued(self, line: str) -> UserError:
         """Return an error with a note that says how to continue the run."""
-        error, way = UserError(line), self._way_on()
+        error, way = UserError(line), self._resume_hint()
         if way is not None:
             error.add_note(f"continue with: {way}")
         return error

@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
     ids: tuple[int, ...]
     learn: tuple[bool, ...]
-    straddles: bool
+    spans_prompt: bool
     """whether a token is part prompt, part response"""
 
 
@@ -278,15 +278,15 @@ def _marked(encoded: Encoded, spans: Sequence[Span]) -> Line:
     # Some tokenizers exclude a token's leading space from its offsets, although tokens leave no gaps.
     start = np.minimum([start for start, _ in offsets], np.concatenate([[0], end[:-1]]))
     learn = np.zeros(len(ids), dtype=bool)
-    straddles = False
+    spans_prompt = False
     for first, last in spans:
         learn |= (start < last) & (end > first)
-        straddles |= bool(np.any((start < first) & (end > first)))
-    return _line(ids, learn, straddles)
+        spans_prompt |= bool(np.any((start < first) & (end > first)))
+    return _line(ids, learn, spans_prompt)
 
 
-def _line(ids: list[int], learn: NDArray[np.bool_], straddles: bool) -> Line:
-    return Line(tuple(ids), (False, *learn[1:].tolist())[: len(ids)], straddles)
+def _line(ids: list[int], learn: NDArray[np.bool_], spans_prompt: bool) -> Line:
+    return Line(tuple(ids), (False, *learn[1:].tolist())[: len(ids)], spans_prompt)
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

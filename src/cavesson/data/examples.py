@@ -140,12 +140,12 @@ def fitted(lines: Sequence[Line], settings: PairSettings) -> tuple[list[Line], l
         if settings.overlong == "drop":
             return [], [f"{over}, and dropped"]
         remarks.append(f"{over}, and cut there")
-    kept = [Line(line.ids[:limit], line.learn[:limit], line.straddles) for line in lines]
+    kept = [Line(line.ids[:limit], line.learn[:limit], line.spans_prompt) for line in lines]
     if not all(any(line.learn) for line in kept):
         return [], [f"dropped: no token of a response is within data.max_length = {limit}"]
     if len(kept) > 1 and kept[0].ids == kept[1].ids:
         return [], [*remarks, "dropped: chosen and rejected are the same tokens"]
-    if any(line.straddles for line in kept):
+    if any(line.spans_prompt for line in kept):
         remarks.append("one token spans prompt and response: it is learned, and sampling sees a different prompt")
     return kept, remarks
 

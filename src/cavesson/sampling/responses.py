@@ -126,7 +126,7 @@ class Engine(Protocol):
     eos: Tensor
     """the tokens that end a response"""
 
-    def synchronise(self, step: int) -> None:
+    def update_weights(self, step: int) -> None:
         """Sample from the policy's present weights from here on; all processes must call this together.
 
         Args:
@@ -160,8 +160,8 @@ class Engine(Protocol):
     def auto_values(self) -> dict[str, Any]:
         """Return what it has chosen for settings that are "auto", by their dotted names; the run keeps these values."""
 
-    def rest(self) -> None:
-        """Leave memory to others until `synchronise` is called again; all processes must call this together."""
+    def sleep(self) -> None:
+        """Leave memory to others until `update_weights` is called again; all processes must call this together."""
 
     def close(self) -> None:
         """Release what the engine holds besides memory."""

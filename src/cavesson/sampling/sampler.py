@@ -104,7 +104,7 @@ class Sampler:
             self.policy.during(partial(room, replaces=True))
         self._rows, self._size = max(rows, self._rows), max(size, self._size)
 
-    def synchronise(self, step: int) -> None:
+    def update_weights(self, step: int) -> None:
         """Note the number of training steps of the weights, which engine and trainer share."""
         self._version = step
 
@@ -158,7 +158,7 @@ class Sampler:
             return {}
         return {"sampling.merge_adapters": "always" if self.merging.merges else "never"}
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Do nothing, as the engine holds no memory between calls."""
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class VllmSampler:
         Raises:
             ServerError: a server failed, or has other weights than those it was sent.
         """
-        assert self.version is not None, "synchronise comes first"
+        assert self.version is not None, "update_weights comes first"
         limits = length_limits(self.settings, self.seed, step, rows, turns)
         starts = turns.starts if turns is not None else [0] * len(rows)
         params = [
@@ -206,7 +206,7 @@ class VllmSampler:
         }
 
     @torch.no_grad()
-    def synchronise(self, step: int) -> None:
+    def update_weights(self, step: int) -> None:
         """Give the policy's weights to the servers if they have changed, and check that these have them.
 
         Raises:
@@ -235,7 +235,7 @@ class VllmSampler:
         """Return nothing: a server gets adapters as they are."""
         return {}
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Let the server sleep if the settings say so.
 
         Its weights move to the host if only adapters change; else they are lost, since new ones come before it samples.

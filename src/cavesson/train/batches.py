@@ -39,11 +39,11 @@ class Batches:
             UserError: a reward or a server failed.
         """
         with clock("generate"):
-            self.collector.sampler.synchronise(step)
+            self.collector.sampler.update_weights(step)
             first = number * self.batch_size
             prompts = self._prompts(self.prompts_used + number * self.prompts_per_batch)
             part = self.processes.agreed(lambda: self._sampled(prompts, step, first, self.temperature(step)))
-            self.collector.sampler.rest()
+            self.collector.sampler.sleep()
         with clock("reward"):
             return self.processes.agreed(lambda: self.collector.reward(part))
 
@@ -56,10 +56,10 @@ class Batches:
         Raises:
             UserError: a reward or a server failed.
         """
-        collector.sampler.synchronise(step)
+        collector.sampler.update_weights(step)
         mine = self.processes.share(len(collector.prompts))
         part = self.processes.agreed(lambda: collector.generate(mine, EVALUATION_STEP, mine))
-        collector.sampler.rest()
+        collector.sampler.sleep()
         return self.processes.agreed(lambda: self._rewarded_by(collector, part))
 
     def _rewarded_by(self, collector: Collector, rollouts: Rollouts) -> Rollouts:
@@ -135,7 +135,7 @@ class BatchesAhead(Batches):
         """Return a step's next batch, as `Batches` says, and begin those of later steps."""
         with clock("generate"):
             if number == 0:
-                self.collector.sampler.synchronise(step)
+                self.collector.sampler.update_weights(step)
             self._begin(step, number)
             mine = self.queue[number]
             assert mine is not None

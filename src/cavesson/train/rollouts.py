@@ -255,7 +255,7 @@ def evaluate(collector: Collector, samples_per_prompt: int) -> Rollouts:
     Repeated calls use the same prompts in the same order with the same random numbers, even if the policy has changed.
     """
     indices = [i for i in range(len(collector.prompts)) for _ in range(samples_per_prompt)]
-    collector.sampler.synchronise(EVALUATION_STEP)
+    collector.sampler.update_weights(EVALUATION_STEP)
     rollouts = collector.generate(indices, EVALUATION_STEP, range(len(indices)))
-    collector.sampler.rest()
+    collector.sampler.sleep()
     return collector.reward(rollouts)

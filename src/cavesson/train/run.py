@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.command_line import continuation, way_on, with_accepted
+from cavesson.command_line import continuation, resume_hint, with_accepted
 from cavesson.config import describe
 from cavesson.data.template import template_time, templates_at
 from cavesson.errors import (
@@ -129,7 +129,7 @@ class Training:
         self._remarks: list[str] = []
         parallel = settings.parallel
         self.processes = Processes(settings.model.device, parallel.shard, parallel.timeout, parallel.offload)
-        self.processes.way_on = way_on(settings.run) if self._begun else None
+        self.processes.resume_hint = resume_hint(settings.run) if self._begun else None
         self._locks: list[Lock] = []
         """on the run's folder, and on its record if that is elsewhere"""
         try:
@@ -246,12 +246,12 @@ class Training:
             trackers = self.processes.agreed(lambda: self._open_folder() if self.processes.is_main else None)
             self._open_record()
             keep_choices(self._choices, self.settings.run, self.processes.rank)
-            self.processes.way_on = way_on(self.settings.run)
+            self.processes.resume_hint = resume_hint(self.settings.run)
             with logging_to(self.settings.run, self.settings.record_place, self.processes.rank), self._enough_memory():
                 yield trackers
         except BaseException as error:
             self._remove_unbegun(error)
-            self._add_way_on(error)
+            self._add_resume_hint(error)
             if isinstance(error, StoppedError):
                 self.processes.wait()  # a launcher ends the other processes as soon as one has ended
             raise
@@ -273,7 +273,7 @@ class Training:
 
         return enough_memory(place, less_memory(self.settings))
 
-    def _add_way_on(self, error: BaseException) -> None:
+    def _add_resume_hint(self, error: BaseException) -> None:
         """Add a note to an error that says how to continue the run, if that is possible."""
         way = continuation(self.settings.run) if isinstance(error, _CONTINUED) or no_room(error) else None
         if way is None:

@@ -31,7 +31,7 @@ PERHAPS_FORM = Phrase(
     "many responses end at the smallest length, but they are of one form, or hardly any is a little longer; record the "
     "sampler's log-probabilities"
 )
-OF_SHORTER = 0.05
+MIN_SHARE_AT_BAN = 0.05
 """Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
 """Number of steps, and share of the responses in them, that show what is usual."""
@@ -172,7 +172,7 @@ def _begin_to_end(data: RunData, counts: Array, least: int, first: int) -> float
     if least < 5 or not data.has("rows.finish_reason"):
         return 0.0
     is_cut = data.rows.says("finish_reason", "length")[data.rows.step >= first]
-    if is_cut.mean() <= 0.5 or counts[least] < OF_SHORTER * counts[:-1].sum():
+    if is_cut.mean() <= 0.5 or counts[least] < MIN_SHARE_AT_BAN * counts[:-1].sum():
         return 0.0
     next_lengths = counts[least + 1 : -1]
     typical = float(next_lengths.mean()) if len(next_lengths) else 0.0
