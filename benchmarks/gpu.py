@@ -5,12 +5,14 @@
     python benchmarks/gpu.py --only grpo-7b mixed    # some lines
     python benchmarks/gpu.py --tiny                  # on a CPU, with tiny models: a rehearsal
 
-The models have the sizes of Qwen2.5 and random weights, made here; nothing is downloaded. What is measured, and what is
+The models have the sizes of Qwen2.5 and random weights, made here; nothing is downloaded. What can be recomputed and
+how many tokens a micro-batch has is left to the plan. What is measured, and what is
 counted as a FLOP, is explained in docs/gpu.md.
 """
 
 import gc
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -26,16 +28,20 @@ from typing import Any, NamedTuple
 
 import torch
 from gpu_plain import bound, trl
+from gpu_targets import verdicts
 from gpu_work import GROUP, PROMPT, SIZES, Size, forward_flops, peak_tflops, save_model, texts, update_flops
 from transformers import AutoConfig
 
 import cavesson
 from cavesson import Training
 from cavesson.plan.devices import DEVICES
+from cavesson.record import run_info
 from cavesson.registry import ALGORITHMS
 
 WARM_UP = 2
 """first steps, which compile and record, and do not count"""
+REHEARSED = "h200"
+"""GPU that is planned for in a rehearsal on a CPU"""
 SHARED_MEMORY = Path("/dev/shm")
 """where models are written if there is room"""
 Figures = dict[str, list[float]]
@@ -53,29 +59,32 @@ class Place(NamedTuple):
     """TFLOP/s of the device, if given"""
 
 
-def settings_of(algorithm: str, place: Place, run: str = "run") -> dict[str, Any]:
-    """Return settings of a run whose step is one pass over its responses or examples."""
-    size, folder = place.size, place.folder
-    values: dict[str, Any] = {
-        "run": str(folder / run), "steps": place.rounds + WARM_UP, "batch_size": size.batch,
-        "model": {"path": str(folder / "model"), "dtype": "bfloat16", "device": place.device},
-        "update": {"micro_batch_tokens": size.micro},
-        "checkpoint": {"every": 0}, "doctor": {"on_finding": "ignore"},
-    }  # fmt: skip
-    if size.lora:
-        values["model"]["lora"] = {"rank": 16, "alpha": 32}
-    if algorithm in ("sft", "dpo", "reward-model"):
-        del values["doctor"]
-        return values
+def settings_of(algorithm: str, place: Place, prompts: list[str], run: str = "run") -> dict[str, Any]:
+    """Return settings of a run whose step is one pass over its responses, which the plan may divide as it fits."""
+    values = plain_settings(place, run)
+    data = place.folder / f"{run}.txt"
+    data.write_text("\n".join(prompts))
+    values["data"] = {"path": str(data), "max_prompt_tokens": 8 * PROMPT}
     # A token that no text has: every response has its full length.
-    values["sampling"] = {"max_new_tokens": size.response, "eos_token_ids": [size.config["vocab_size"]]}
+    values["sampling"] = {"max_new_tokens": place.size.response, "eos_token_ids": [place.size.config["vocab_size"]]}
     values["update"] |= {"mini_batches": 1, "epochs": 1}
+    values |= {"rewards": [{"use": "lowercase"}], "doctor": {"on_finding": "ignore"}}
     return {**values, "samples_per_prompt": GROUP, "kl": {"coef": 0.05}}
 
 
-def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
-    """How many different characters a response has: a reward that costs nothing."""
-    return [float(len(set(response))) for response in responses]
+def plain_settings(place: Place, run: str) -> dict[str, Any]:
+    """Return settings that all algorithms have. On a CPU, nothing is planned."""
+    size, folder, plans = place.size, place.folder, place.device != "cpu"
+    values: dict[str, Any] = {
+        "run": str(folder / run), "steps": place.rounds + WARM_UP, "batch_size": size.batch,
+        "model": {"path": str(folder / "model"), "dtype": "bfloat16", "device": place.device},
+        "update": {"micro_batch_tokens": "auto" if plans else size.micro}, "checkpoint": {"every": 0},
+    }  # fmt: skip
+    if plans:
+        values["model"]["gradient_checkpointing"] = "auto"
+    if size.lora:
+        values["model"]["lora"] = {"rank": 16, "alpha": 32}
+    return values
 
 
 def learning_flops(training: Training, place: Place) -> float:
@@ -91,35 +100,37 @@ def learning_flops(training: Training, place: Place) -> float:
     return update_flops(config, trained, size.batch, PROMPT, size.response) + passes * forward
 
 
-def trained(training: Training, place: Place) -> tuple[list[dict[str, float]], Figures]:
-    """Train, and return the metrics of the steps that count, and what every algorithm has figures of."""
-    device = training.processes.device
+def trained(algorithm: str, values: dict[str, Any], place: Place) -> tuple[Training, list[dict[str, float]], Figures]:
+    """Train, and return the run, the metrics of the steps that count, and what every algorithm has figures of."""
+    begun = perf_counter()
+    training = Training(ALGORITHMS[algorithm].settings.model_validate(values))
+    start, device = perf_counter() - begun, training.processes.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     metrics = training.run(lambda step, seen: None).metrics
     counted = metrics[WARM_UP : WARM_UP + place.rounds]
     steps = [seen["time/total"] for seen in counted]
-    figures: Figures = {"step, s": steps, "first, s more": [metrics[0]["time/total"] - median(steps)]}
+    more = metrics[0]["time/total"] - median(steps)
+    figures: Figures = {"step, s": steps, "start, s": [start], "first, s more": [more]}
     if device.type == "cuda":
         figures["peak memory, GB"] = [torch.cuda.max_memory_allocated(device) / 1e9]
         figures["peak reserved, GB"] = [torch.cuda.max_memory_reserved(device) / 1e9]
-    return counted, figures
+    return training, counted, figures | chosen(training) | predicted(algorithm, values, training, place)
 
 
 def rollouts(algorithm: str) -> Callable[[Place], Figures]:
     """Return a line of an algorithm that samples: responses of equal length."""
 
     def measure(place: Place) -> Figures:
-        size, prompts = place.size, texts(place.size.batch // GROUP, PROMPT)
-        kind = ALGORITHMS[algorithm].settings
-        training = Training(kind.model_validate(settings_of(algorithm, place)), prompts=prompts, rewards=variety)
-        counted, figures = trained(training, place)
+        size = place.size
+        values = settings_of(algorithm, place, texts(size.batch // GROUP, PROMPT))
+        training, counted, figures = trained(algorithm, values, place)
         figures |= sampling_and_learning(counted, size.batch * size.response)
         flops = learning_flops(training, place)
         peak = peak_tflops(training.processes.device, place.peak)
         if peak is not None:
             figures["utilisation, %"] = [100 * flops / each / 1e12 / peak for each in figures["learning, s"]]
-        return figures | predicted(algorithm, place)
+        return figures
 
     return measure
 
@@ -141,8 +152,8 @@ def examples(algorithm: str) -> Callable[[Place], Figures]:
         names = ("prompt", "response") if algorithm == "sft" else ("prompt", "chosen", "rejected")
         rows = zip(prompt, *answers[: len(names) - 1], strict=True)
         data.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-        values = {**settings_of(algorithm, place), "data": {"path": str(data)}}
-        counted, figures = trained(Training(ALGORITHMS[algorithm].settings.model_validate(values)), place)
+        values = {**plain_settings(place, "run"), "data": {"path": str(data)}}
+        _, counted, figures = trained(algorithm, values, place)
         figures["learned tokens/s"] = [seen["data/tokens"] / seen["time/update"] for seen in counted]
         return figures
 
@@ -164,11 +175,9 @@ def mixed(place: Place) -> Figures:
     seconds: dict[str, list[float]] = {}
     figures: Figures = {}
     for name, asked, sampling in (("mixed", prompts, lengths), ("equal", equal, {"max_new_tokens": low + mean})):
-        values = settings_of("grpo", place, run=name)
+        values = settings_of("grpo", place, asked, run=name)
         values["sampling"] |= sampling
-        values["data"] = {"max_prompt_tokens": 8 * PROMPT}
-        training = Training(ALGORITHMS["grpo"].settings.model_validate(values), prompts=asked, rewards=variety)
-        counted, seen = trained(training, place)
+        training, counted, seen = trained("grpo", values, place)
         rows = cavesson.open(training.settings.run).rows(["step", "length"]).to_pydict()
         tokens = [sum(n for n, at in zip(rows["length"], rows["step"], strict=True) if at == step + WARM_UP)
                   for step in range(place.rounds)]  # fmt: skip
@@ -182,17 +191,25 @@ def mixed(place: Place) -> Figures:
     return {"mixed beside equal": [median(seconds["mixed"]) / median(seconds["equal"])], **figures}
 
 
-def predicted(algorithm: str, place: Place) -> Figures:
-    """Return the peak memory that `cavesson plan` predicts for the recipe, if it knows the device."""
-    name = "cpu" if place.device == "cpu" else torch.cuda.get_device_name(place.device).lower()
-    gpu = next((known for known in ["cpu", *DEVICES] if known in name), None)
+def chosen(training: Training) -> Figures:
+    """Return what a run has left to the plan."""
+    values = run_info(Path(training.settings.run)).get("chosen", {})
+    shares = {True: 1.0, "half": 0.5, False: 0.0}
+    found = {"micro-batch, tokens": values.get("update.micro_batch_tokens")}
+    if "model.gradient_checkpointing" in values:
+        found["recomputed, share of layers"] = shares[values["model.gradient_checkpointing"]]
+    return {name: [float(value)] for name, value in found.items() if value is not None}
+
+
+def predicted(algorithm: str, values: dict[str, Any], training: Training, place: Place) -> Figures:
+    """Return the peak memory that `cavesson plan` predicts for a run, with what it has chosen, if it knows the GPU."""
+    name = REHEARSED if place.device == "cpu" else torch.cuda.get_device_name(place.device).lower()
+    gpu = next((known for known in DEVICES if known in name), None)
     if gpu is None:
         return {}
-    folder, values = place.folder, settings_of(algorithm, place)
-    (folder / "prompts.txt").write_text("\n".join("a" * PROMPT for _ in range(place.size.batch // GROUP)))
-    values |= {"data": {"path": str(folder / "prompts.txt")}, "rewards": [{"use": "lowercase"}]}
-    recipe = folder / f"{algorithm}.toml"
-    recipe.write_text(toml(values))
+    kept = run_info(Path(training.settings.run)).get("chosen", {})
+    recipe = place.folder / "recipe.toml"
+    recipe.write_text(toml(values | {"run": str(place.folder / "planned")}, kept))
     command = [sys.executable, "-m", "cavesson", "plan", str(recipe), "--command", algorithm, "--gpu", gpu, "--json"]
     planned = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if planned.returncode:  # it has said why; what was measured is worth more than this
@@ -201,8 +218,8 @@ def predicted(algorithm: str, place: Place) -> Figures:
     return {"predicted, GB": [float(plan["memory"]["peak"]) / 1e9]}
 
 
-def toml(values: dict[str, Any]) -> str:
-    """Write settings as TOML, every value by its dotted name."""
+def toml(values: dict[str, Any], others: dict[str, Any]) -> str:
+    """Write settings as TOML, every value by its dotted name; others take the place of their values."""
     flat: dict[str, Any] = {}
 
     def walk(group: dict[str, Any], prefix: str) -> None:
@@ -213,7 +230,7 @@ def toml(values: dict[str, Any]) -> str:
                 flat[prefix + name] = value
 
     walk({name: value for name, value in values.items() if name != "rewards"}, "")
-    lines = [f"{name} = {json.dumps(value)}" for name, value in flat.items()]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in (flat | others).items()]
     for reward in values.get("rewards", ()):
         lines += ["[[rewards]]", *(f"{name} = {json.dumps(value)}" for name, value in reward.items())]
     return "\n".join(lines) + "\n"
@@ -222,6 +239,11 @@ def toml(values: dict[str, Any]) -> str:
 def plain(place: Place) -> Figures:
     """Measure the plain loss."""
     return bound(place.size, place.device, place.rounds, place.peak)
+
+
+def joined(place: Place) -> Figures:
+    """Measure the plain loss with the first products of adapters on the same input made as one."""
+    return bound(place.size, place.device, place.rounds, place.peak, joins=True)
 
 
 def beside_trl(place: Place) -> Figures:
@@ -241,6 +263,7 @@ LINES: dict[str, tuple[str, Callable[[Place], Figures]]] = {
     "sft": ("0.5b", examples("sft")),
     "dpo": ("0.5b", examples("dpo")),
     "reward-model": ("0.5b", examples("reward-model")),
+    "joined-7b": ("7b", joined),
 }
 """Lines and their models, the most wanted first."""
 
@@ -262,7 +285,7 @@ def measured(name: str, given: Namespace) -> dict[str, Any]:
     with TemporaryDirectory(prefix="cavesson-bench-", dir=SHARED_MEMORY if roomy else gettempdir()) as folder:
         place = Place(chosen, Path(folder), given.device, given.rounds, given.peak)
         try:
-            if not name.startswith("bound"):
+            if not name.startswith(("bound", "joined")):
                 save_model(chosen, given.device, place.folder / "model")
             found: dict[str, Any] = {"figures": line(place)}
         except Exception as error:  # the lines after this one are wanted whatever it was
@@ -299,12 +322,15 @@ def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=LINES, default=[*LINES], help="lines; default: all of them")
     parser.add_argument("--out", type=Path, help="file to which each line is appended as JSON")
-    parser.add_argument("--rounds", type=int, default=3, help="steps that count")
-    parser.add_argument("--seconds", type=float, default=460, help="no line begins after so many")
+    parser.add_argument("--rounds", type=int, help="steps that count; default: 3, in a rehearsal 1")
+    parser.add_argument("--seconds", type=float, help="no line begins after so many; default: 460, in a rehearsal any")
     parser.add_argument("--peak", type=float, help="dense bfloat16 TFLOP/s of the device, if its name is not known")
     parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU if there is one")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that every line runs")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.rounds = given.rounds or (1 if given.tiny else 3)
+    given.seconds = (math.inf if given.tiny else 460) if given.seconds is None else given.seconds
+    return given
 
 
 def main() -> None:
@@ -313,7 +339,7 @@ def main() -> None:
     if given.device == "cpu" and not given.tiny:
         raise SystemExit("this machine has no usable GPU; --tiny runs on a CPU")
     tell(given.out, {"machine": machine(given.device)})
-    failed = False
+    failed, figures = False, dict[str, Figures]()
     for name in given.only:
         if perf_counter() - start > given.seconds:
             tell(given.out, {"line": name, "error": f"not begun after {given.seconds:.0f} s"})
@@ -321,7 +347,10 @@ def main() -> None:
             continue
         entry = measured(name, given)
         failed |= "error" in entry
+        figures[name] = entry.get("figures", {})
         tell(given.out, entry)
+    for verdict in verdicts({} if given.tiny else figures):
+        print(verdict)
     sys.exit(int(failed))
 
 

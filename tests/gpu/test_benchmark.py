@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu
+import gpu_plain
+import gpu_targets
 import gpu_work
 
 CPU = ["--tiny", "--device", "cpu", "--rounds", "1", "--peak", "1"]
@@ -25,13 +28,14 @@ LINES = {
     "grpo-7b": ROLLOUTS,
     "grpo-1.5b": ROLLOUTS,
     "ppo": ROLLOUTS,
-    "mixed": ["mixed beside equal", "mixed: response tokens", "equal: learning, µs/token"],
+    "mixed": ["mixed beside equal", "mixed: response tokens", "equal: learning, µs/token", "mixed: predicted, GB"],
     "bound-0.5b": ["learning, s", "first, s more", "utilisation, %"],
     "bound-7b": ["learning, s", "first, s more", "utilisation, %"],
     "trl-0.5b": ["step without optimiser, s", "sampling, s", "learning, s"],
-    "sft": [*SECONDS, "learned tokens/s"],
-    "dpo": [*SECONDS, "learned tokens/s"],
-    "reward-model": [*SECONDS, "learned tokens/s"],
+    "sft": [*SECONDS, "learned tokens/s", "predicted, GB"],
+    "dpo": [*SECONDS, "learned tokens/s", "predicted, GB"],
+    "reward-model": [*SECONDS, "learned tokens/s", "predicted, GB"],
+    "joined-7b": ["learning, s", "first, s more", "utilisation, %"],
 }
 """Figures of every line, in the rehearsal on a CPU."""
 
@@ -49,7 +53,7 @@ def run(out: Path, lines: list[str], *flags: str) -> list[dict[str, Any]]:
 def test_each_line_of_the_benchmark_runs_on_a_cpu(tmp_path: Path, line: str) -> None:
     if line == "trl-0.5b":
         pytest.importorskip("trl", reason="needs TRL: pip install trl")
-    if line.startswith("bound") and shutil.which("g++") is None:
+    if line.startswith(("bound", "joined")) and shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
     first, entry = run(tmp_path / "gpu.jsonl", [line])
     assert first["machine"].startswith("CPU, ")
@@ -78,6 +82,41 @@ def test_lines_after_one_that_fails_or_comes_too_late_are_written(tmp_path: Path
     assert [entry.get("error", entry.get("figures")) for entry in entries] == [
         None, "RuntimeError: no memory", {"tokens": [1.0]}, None, "not begun after -1 s", "not begun after -1 s",
     ]  # fmt: skip
+
+
+def test_measured_figures_are_held_against_their_targets() -> None:
+    measured = {
+        "grpo-0.5b": {"learning, s": [0.5, 0.44, 0.4], "step, s": [2.0], "peak memory, GB": [10.0],
+                      "predicted, GB": [11.2]},
+        "grpo-7b": {"utilisation, %": [49.9]},
+        "trl-0.5b": {"step without optimiser, s": [12.0]},
+        "mixed": {"mixed: peak memory, GB": [10.0], "mixed: predicted, GB": [9.1]},
+    }  # fmt: skip
+    assert list(gpu_targets.verdicts(measured)) == [
+        "grpo-0.5b: learning, s 0.44, target at most 0.45: met",
+        "grpo-7b: utilisation, % 49.9, target at least 50: NOT MET",
+        "trl-0.5b: 6.00 times our step, target at least 6: met",
+        "grpo-0.5b: predicted, GB +12.0% of the peak, target within 10%: NOT MET",
+        "mixed: mixed: predicted, GB -9.0% of the peak, target within 10%: met",
+    ]
+
+
+def test_joined_adapters_have_the_loss_and_gradients_of_those_of_peft() -> None:
+    found = []
+    for joins in (False, True):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(Qwen2Config(**gpu_work.SIZES["tiny adapters"].config))
+        adapters = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        model = get_peft_model(model, adapters).base_model.model
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight)
+        if joins:
+            gpu_plain._join_adapters(model)
+        loss = model(input_ids=torch.arange(12)[None]).logits.square().mean()
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters() if p.requires_grad]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
 def test_flops_are_those_that_pytorch_counts() -> None:
