@@ -190,7 +190,7 @@ def test_what_the_mean_and_the_rest_make_together(tmp_path: Path) -> None:
 def of_one_step(signal: list[float], advantage: list[float]) -> Columns:
     signals = np.array(signal)
     return Columns(
-        np.zeros(len(signal), int), np.arange(len(signal)) // 4, signals, np.array(advantage), signals + np.nan
+        np.zeros(len(signal), int), np.arange(len(signal)) // 4, signals, np.array(advantage), *[signals + np.nan] * 3
     )
 
 

@@ -71,7 +71,7 @@ def test_fires_on_the_sick_run_alone(name, tmp_path):
 
 
 # Each of these has a second reason to report a problem, which another limit, or none, decides.
-UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up", "kl-explosion"}
+UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up", "kl-explosion", "same-seed", "value-not-fitting"}
 
 
 def decides(rule, data):

@@ -14,7 +14,8 @@ COLLAPSE = "entropy-collapse distinct-collapse template-collapse repetition-loop
 NOTHING = "zero-variance-groups zero-gradient kl-flat prompts-exhausted reward-exhausted"
 FAR = (
     "kl-explosion update-kl-large clip-fraction-high ratio-blow-up gradient-spike likelihood-displacement truncated "
-    "never-ends length-collapse entropy-explosion value-loss-spike value-not-fitting kl-in-few-tokens " + COLLAPSE
+    "never-ends length-collapse entropy-explosion value-loss-spike value-not-fitting kl-in-few-tokens reward-falls "
+    + COLLAPSE
 )
 """What can follow when a policy goes far in a wrong direction"""
 APART = "sampler-mismatch mismatch-growing mismatch-tail mismatch-rare-tokens precision-noise negative-kl"
@@ -98,7 +99,7 @@ def advantage_sign(plan: Plan) -> None:
     plan.edit("advantages = whiten(advantages, mask)", "advantages = -whiten(advantages, mask)")
 
 
-@fault("advantage-scale group-advantages", (FULL,), also=FAR, trainers=CRITIC)
+@fault("advantage-sign advantage-scale group-advantages", (FULL,), also=FAR, trainers=CRITIC)
 def returns_as_advantages(plan: Plan) -> None:
     """The returns take the place of the advantages, and nothing is whitened."""
     plan.edit("advantages = whiten(advantages, mask)", "advantages = returns * mask")
@@ -203,7 +204,7 @@ def top_k(plan: Plan) -> None:
     plan.edit(FORBID, f"{FORBID}\n        logits[logits < logits.topk(3).values[:, -1:]] = -torch.inf", model=True)
 
 
-@fault("end-forbidden", (FULL,), also=f"filtered-sampling {APART} {FAR}")
+@fault("end-forbidden", (FULL,), also=f"filtered-sampling verifier-dead {NOTHING} {APART} {FAR}")
 def end_forbidden(plan: Plan) -> None:
     """The sampler may not end a response before its fourth token."""
     banned = "[PAD, BOS, EOS] if _position < 3 else [PAD, BOS]"
@@ -216,13 +217,13 @@ def scores_shifted(plan: Plan) -> None:
     plan.edit("[:, -length - 1 : -1] / temperature", "[:, -length:] / temperature", model=True)
 
 
-@fault("ratio-not-one", (FULL,), also=f"{FAR} reward-falls", trainers=CLIPPED)
+@fault("ratio-not-one", (FULL,), also=f"unknown-estimate {FAR}", trainers=CLIPPED)
 def dropout_in_update(plan: Plan) -> None:
     """The model has dropout, and the update leaves it on."""
     plan.prepare = lambda policy: setattr(policy.dropout, "p", 0.1)
 
 
-@fault("ratio-not-one", (FULL,), also=f"{FAR} reward-falls", trainers=CLIPPED)
+@fault("ratio-not-one", (FULL,), also=f"unknown-estimate {FAR}", trainers=CLIPPED)
 def places_in_update(plan: Plan) -> None:
     """The update counts positions from the left edge, padding included; sampling and scoring do not."""
     old = "place = (mask.cumsum(1) - 1).clamp(min=0)"
@@ -231,7 +232,7 @@ def places_in_update(plan: Plan) -> None:
     )
 
 
-@fault("ratio-not-one", (FULL,), also=f"{FAR} reward-falls", trainers=CLIPPED)
+@fault("ratio-not-one", (FULL,), also=f"unknown-estimate {FAR}", trainers=CLIPPED)
 def temperature_not_in_update(plan: Plan) -> None:
     """Sampled and scored at temperature 0.7; the update forgets it."""
     plan.set("temperature", 0.7)
@@ -423,11 +424,11 @@ def never_stepped(plan: Plan) -> None:
 )
 def entropy_bonus_huge(plan: Plan) -> None:
     """The entropy bonus outweighs everything."""
-    plan.set("entropy", 1.0)
+    plan.set("entropy", 20.0)
 
 
 @fault("entropy-collapse zero-variance-groups zero-gradient distinct-collapse template-collapse", TOKENS,
-       also=f"reward-exhausted {NOTHING} {FAR}")  # fmt: skip
+       also=f"reward-exhausted {NOTHING} {FAR}", trainers=GROUPED)  # fmt: skip
 def nearly_greedy(plan: Plan) -> None:
     """Sampled and scored at temperature 0.05: the responses to a prompt are all the same."""
     plan.set("temperature", 0.05)

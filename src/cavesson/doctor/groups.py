@@ -43,6 +43,20 @@ def groups(rows: Rows, values: Array) -> Groups:
     return Groups(step[several], count[several], mean[several], sd[several])
 
 
+def equal_by_chance(rows: Rows, values: Array, found: Groups) -> Array:
+    """Return [g] how probable it is that all values of a group are equal if those of a step go to anybody alike.
+
+    The probability is Σ p(v)^m over the values v of the step, for a group of m.
+    """
+    there = np.isfinite(values)
+    chance = np.zeros(len(found.step))
+    for step in np.unique(found.step):
+        _, count = np.unique(values[there & (rows.step == step)].round(6), return_counts=True)
+        here = found.step == step
+        chance[here] = ((count / count.sum())[:, None] ** found.members[here]).sum(0)
+    return chance
+
+
 def solved(rows: Rows, found: Groups) -> Array:
     """Return [g] whether all responses of a group get the same reward, which is one of the highest tenth of all."""
     known = rows["reward"][np.isfinite(rows["reward"])]

@@ -91,8 +91,11 @@ class RecordedData:
 
     @property
     def own(self) -> bool:
-        """Whether Cavesson trained the run; of other trainers, a record shows what they say of themselves."""
-        return "cavesson" in self._info
+        """Whether Cavesson trained the run, and not only its recorder wrote it, which knows no algorithm.
+
+        Of other trainers, a record shows what they say of themselves.
+        """
+        return {"cavesson", "algorithm"} <= self._info.keys()
 
     @property
     def dtype(self) -> str | None:

@@ -22,7 +22,7 @@ class Settings:
     samples: int = 1
     """Responses to each prompt"""
     actor_lr: float = 3e-4
-    critic_lr: float = 3e-3
+    critic_lr: float = 1e-3
     warmup: int = 0
     kl_coef: float = 0.02
     gamma: float = 1.0

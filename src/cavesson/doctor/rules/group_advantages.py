@@ -51,6 +51,10 @@ class Columns(NamedTuple):
     advantage: Array
     mixed: Array
     """The signal minus the means of interleaved groups."""
+    beside: Array
+    """The signal minus the mean of as many neighbours as a group has."""
+    scaled: Array
+    """The same divided by the standard deviation of these neighbours."""
 
 
 def are_chosen(data: RunData) -> bool:
@@ -94,7 +98,8 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     steps = np.unique(rows.step[used])
     anywhere = _in_any_order(rows.step, rows.group, signal, advantage, whole)[np.isin(rows.steps, steps)]
     mixed = signal - _tiled_means(data, signal)
-    columns = Columns(*(one[used] for one in (rows.step, rows.group, signal, advantage, mixed)))
+    every = (rows.step, rows.group, signal, advantage, mixed, *_beside_neighbours(data, signal))
+    columns = Columns(*(one[used] for one in every))
     share, signs = _wrong(columns, anywhere <= EXACT, _share_of_mean(data, steps), limit)
     points = series(steps, share)
     if len(points) < 5:
@@ -121,10 +126,11 @@ def _wrong(columns: Columns, anywhere: Array, mean: Array, limit: float) -> tupl
         mean: [S] share of the mean square of the advantages of a step that their mean makes.
         limit: Share above which something else is in the advantages.
     """
-    step, group, signal, advantage, mixed = columns
+    step, group, signal, advantage, mixed, beside, scaled = columns
     forms = _forms(step, group, signal)
     left = _left(step, forms, advantage)
     is_mixed = _left(step, [mixed, mixed / _spread(group, signal)], advantage) <= limit
+    is_mixed |= _left(step, [beside, scaled], advantage) <= limit
     is_elsewhere = anywhere & (left > limit) & (_left(step, forms, -advantage) > limit)
     linear, ordered, tied = _shares_of_groups(step, group, signal, advantage)
     is_clipped = (ordered >= KNOWN) & (tied > SOME)
@@ -252,6 +258,25 @@ def _tiled_means(data: RunData, signal: Array) -> Array:
         if len(at) % len(groups) == 0 and len(at) == np.sum(data.rows.step == step):
             found[at] = np.tile(means[at][groups], len(at) // len(groups))
     return found
+
+
+def _beside_neighbours(data: RunData, signal: Array) -> tuple[Array, Array]:
+    """Return [n] the signal minus the mean of a block of neighbours, and the same in their standard deviations.
+
+    Blocks have the size of a group. They are the groups themselves unless these are strided, as after ``repeat`` where
+    ``repeat_interleave`` was meant. NaN if the step is incomplete, or does not consist of such blocks.
+    """
+    rows = data.sample.rows
+    size = int(np.median(np.bincount(rows.group)[rows.group])) if len(rows) else 1
+    block = np.full(len(rows), -1)
+    for step in rows.steps:
+        at = np.flatnonzero(rows.step == step)
+        if len(at) % size == 0 and len(at) == np.sum(data.rows.step == step):
+            block[at] = at[0] + np.arange(len(at)) // size
+    known = block >= 0
+    key = np.unique(block, return_inverse=True)[1]
+    centred = np.where(known, signal - mean_of(key, signal), np.nan)
+    return centred, centred / np.maximum(_spread(key, signal), 1e-9)
 
 
 def _left(step: Array, forms: Sequence[Array], advantage: Array) -> Array:

@@ -1,6 +1,7 @@
 """Rules on identities that must hold exactly in every run; they are the first to check."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -344,9 +345,19 @@ def _filled(sample: Sample, ends: Array) -> Array:
     windows=True,
 )
 def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share(0.5)) -> Reading | None:
+    by_places = equal_places(data.sample.rows, places)
+    if not data.has("tokens.logprob") or (by_places is not None and by_places.sick):
+        return by_places
+    found = _equal_although_improbable(data, limit)
+    if found is None or not found.sick or by_places is None or data.has("tokens.sampler_logprob"):
+        return found
+    # Equal responses at any two places alike are drawn independently, however improbable the trainer finds them.
+    return replace(found, sick=False)
+
+
+def _equal_although_improbable(data: RunData, limit: float) -> Reading | None:
+    """Return the share of the responses improbable to the sampler, or else the trainer, that occur twice in a group."""
     sample = data.sample
-    if not data.has("tokens.logprob"):
-        return equal_places(sample.rows, places)
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample.drawn)
     texts = sample.rows.texts("response")

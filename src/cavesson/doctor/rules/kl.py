@@ -396,6 +396,8 @@ def _beyond_update(mine: Series, logged: Series) -> Series:
     place = np.arange(len(mine))
     low, high = np.maximum(place - NEAR, 0), np.minimum(place + NEAR, len(mine) - 1)
     rate = np.abs((mine.value[high] - mine.value[low]) / (mine.step[high] - mine.step[low]))
+    jumps = np.abs(np.diff(mine.value) / np.diff(mine.step))  # a policy can also go far at once, and stay there
+    rate = np.maximum(rate, np.maximum(np.append(jumps, 0.0), np.insert(jumps, 0, 0.0)))
     own, moved, theirs = together(mine, Series(mine.step, 2 * rate), logged)
     off = np.clip(theirs.value - own.value, -moved.value, moved.value)
     return _distance(Series(own.step, own.value + off), theirs)

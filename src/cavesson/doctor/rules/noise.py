@@ -141,7 +141,8 @@ def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array
     apart = np.full(len(reward), np.nan)
     if pairs < 20:
         return float("nan"), there[:0], apart
-    values = _trimmed(reward[there] - mean_of(among, reward[there]))
+    clipped = _trimmed(reward[there])  # an outlier would move the mean of all that it is compared with
+    values = _trimmed(clipped - mean_of(among, clipped))
     inside = np.sum((values - mean_of(equal, values)) ** 2) / pairs
     whole = np.sum((values - mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
     if whole < 1e-10:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import clear_of
-from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
+from cavesson.doctor.groups import EQUAL, equal_by_chance, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading
@@ -120,13 +120,13 @@ def _between(key: Array, value: Array) -> tuple[float, float, float]:
     title="All rewards in a group are equal",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "only from the other groups.",
-    healthy="share of groups with equal rewards: below {limit}; groups that training has led to a high reward do not "
-    "count",
+    healthy="share of groups with equal rewards: below {limit}, or {nearly} if a rare or a common reward and the size "
+    "of the groups explain more than {limit}; groups that training has led to a high reward do not count",
     fix="[grpo.resample (dynamic sampling), ]prompts of medium difficulty, a finer reward, sampling.temperature = 1.0",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
 )
-def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading | None:
+def zero_variance_groups(data: RunData, *, limit: float = Share(0.5), nearly: float = Share(0.8)) -> Reading | None:
     found = groups(data.rows, data.rows["reward"])
     if len(found.step) < 8 or not repeated(data.rows):
         return None
@@ -136,7 +136,9 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
     points = mean_by_step(found.step, equal)
     first = since(points, smoothed(points).value > limit, 5)
     share = Share(points.after(first).value.mean())  # that a few steps exceed the limit can be chance
-    sick = first is not None and share > limit
+    # Pairs, or a reward that few responses get, leave many groups equal although prompts are neither too easy nor hard.
+    by_chance = mean_by_step(found.step, equal_by_chance(data.rows, data.rows["reward"], found)).after(first)
+    sick = first is not None and share > (nearly if by_chance.value.mean() > limit else limit)
     return Reading(share, sick, first, data.step_evidence([first]), curve=Curve(points, high=limit))
 
 
@@ -359,7 +361,13 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
     healthy="mean reward at the end: not clearly below its start, and at least half of what it had gained at its peak",
     fix="check the signs of reward and advantage on two responses by hand; then lower optimizer.learning_rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
-    explains=["kl-explosion", *(name for name in RUNAWAY if name not in ("verifier-dead", "rollouts-fail"))],
+    explains=[
+        "kl-explosion",
+        "update-kl-large",
+        "ratio-blow-up",
+        "clip-fraction-high",
+        *(name for name in RUNAWAY if name not in ("verifier-dead", "rollouts-fail")),
+    ],
     windows=True,
 )
 def reward_falls(data: RunData) -> Reading | None:

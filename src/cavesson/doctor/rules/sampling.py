@@ -114,7 +114,9 @@ def filtered_sampling(data: RunData) -> Reading | None:
     points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     if found is not None and found.above > 0.02:
         # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
-        sick = found.below < 0.05 and banned_until(data) is None
+        # What it keeps is probable: tokens that surprise more than the entropy says are scored as other ones.
+        surprises = gap is not None and gap[0] > max(NOISE * gap[1], SURPRISE)
+        sick = found.below < 0.05 and not surprises and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
         sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE) and is_from_start(points, gap[0])
@@ -144,13 +146,14 @@ def banned_until(data: RunData) -> int | None:
         return None
     position, gap = sample.position[mine], -sample["sampler_gap"][mine]
     last = int(position.max())
-    raised = np.bincount(position[gap > alike(data)], minlength=last + 1)
+    raised, lowered = (np.bincount(position[one > alike(data)], minlength=last + 1) for one in (gap, -gap))
     count = np.bincount(position, minlength=last + 1)
     for at in range(1, last):
         # The sampler raises other tokens at positions before the end of the ban, and none after it.
         share = raised[:at].sum() / max(1, count[:at].sum())
         expected = share * count[at:].sum()
-        if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected:
+        is_ban = lowered[:at].sum() < 0.05 * raised[:at].sum()  # which lowers nothing but what it forbids
+        if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected and is_ban:
             return at
     return None
 

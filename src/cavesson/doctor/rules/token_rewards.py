@@ -146,7 +146,7 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
     healthy="share of responses whose score is not on the last token: 0, at most {limit}",
     fix="put the score at the index of the last token that the mask keeps",
     source="The N implementation details of RLHF with PPO (the reward model's index)",
-    explains=["reward-accounting", "penalty-wrong", *MISLED],
+    explains=["reward-accounting", "penalty-wrong", "value-start", *MISLED],
     windows=True,
     absent=no_token_rewards,
 )
@@ -225,7 +225,7 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
     "few, below {limit}",
     fix="scale rewards without moving their mean: whiten(rewards, shift_mean=False)",
     source="The N implementation details of RLHF with PPO (reward whitening); the code of 1909.08593",
-    explains=["length-exploited", "never-ends", *MISLED],
+    explains=["length-exploited", "never-ends", "value-start", *MISLED],
     absent=not_whitened,
 )
 def rewards_shifted(data: RunData, *, limit: float = Share(0.9), exact: float = 0.05) -> Reading | None:

@@ -19,6 +19,13 @@ from cavesson.findings.words import Phrase, Share
 
 UNCLEAR, AGREE = 0.05, 0.9
 """Relative size below which the sign of a number is rounding, and share of the tokens or responses that must agree."""
+MIN_PAIRS, SAME = 20, 0.9999
+"""Numbers, and their correlation, from which two columns are the same but for scale and offset."""
+PADDED = 0.02
+"""Padding beside the trained tokens, and distance of a standard deviation from 1, that whitening over it leaves."""
+OPPOSITE = Phrase(": the sizes agree, but the sign is the opposite, so that what turns out better becomes less likely")
+RETURNS = Phrase(": it is the return itself, and the value is not subtracted")
+IN_ANOTHER_ORDER = Phrase(": the advantages stand in another order than the responses")
 
 
 @rule(
@@ -154,7 +161,7 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
     cause="Whitened advantages have mean 0 and standard deviation 1 over the trained tokens of all responses; here the "
     "mean is {mean} and the standard deviation {seen}{how}.",
     healthy="standard deviation of whitened advantages over the trained tokens: {low} to {high}, |mean| below "
-    "{offset}; not so within each response",
+    "{offset}; not so within each response, and not with the padding instead",
     fix="whiten over the masks of all responses together, and over nothing else",
     source="The N implementation details of RLHF with PPO; rlprobe",
     explains=["update-kl-large", "clip-fraction-high"],
@@ -176,17 +183,41 @@ def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offse
     flat = sd < 1e-3  # in a step without variation, the scale is undefined
     each = whitened_alone(sample, advantage)
     alone = np.isin(means.step, each.step[each.value > AGREE])
-    bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low) | alone) & ~flat
+    padded = np.isin(means.step, _with_padding(sample, advantage, steps))
+    bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low) | alone | padded) & ~flat
     # Missing whitening affects most steps; a problem in only a few steps has another cause.
     first = since(means, bad, 3) if exceeds(data, int(bad.sum()), len(bad), 0.5) else None
     how = Phrase(": tokens that are not learned were included, or the whitening is missing")
     if np.mean(alone) > 0.5:
         how = Phrase(", also within each response alone: no response counts for more than another")
+    if np.mean(padded) > 0.5:
+        how = Phrase(": they are 0 and 1 with the padding, whose advantages are 0 before whitening")
     words: Words = {"mean": float(np.median(mean)), "how": how}
     curve = Curve(Series(means.step, sd), low, high)
     if np.median(np.abs(mean)) > offset:
         curve = Curve(means, -offset, offset, Phrase("mean of the advantages"))
     return Reading(float(np.median(sd)), first is not None, first, data.step_evidence([first]), words, curve)
+
+
+def _with_padding(sample: Sample, advantage: Array, steps: Array) -> Array:
+    """Return the steps whose advantages have mean 0 and deviation 1 only if padding counts.
+
+    With A = return − value and Â = a·A + b, padding, where A is 0, gets b. Its number n follows from the mean, ΣÂ + n·b
+    = 0, and the variance, ΣÂ² + n·b² = N + n, is then an identity that only whitening over n padding tokens meets.
+    """
+    if not (sample.has("return") and sample.has("value")):
+        return np.zeros(0, np.int64)
+    gap, found = sample["return"] - sample["value"], []
+    for step in steps:
+        here = np.flatnonzero(sample.trained & (sample.step == step) & np.isfinite(advantage + gap))
+        if not _are_alike(advantage[here], gap[here]):
+            continue
+        offset = float(np.polyfit(gap[here], advantage[here], 1)[1])
+        padding = -float(advantage[here].sum()) / offset if offset else 0.0
+        variance = (np.sum(advantage[here] ** 2) + padding * offset**2) / (len(here) + padding)
+        if padding > PADDED * len(here) and abs(variance - 1) < PADDED and abs(advantage[here].std() - 1) > PADDED:
+            found.append(step)
+    return np.array(found, np.int64)
 
 
 def _whole_steps(some: Rows, rows: Rows) -> Array:
@@ -201,13 +232,12 @@ def _whole_steps(some: Rows, rows: Rows) -> Array:
     needs=["tokens.advantage", "tokens.return", "tokens.value"],
     min_steps=3,
     severity="error",
-    title="Advantages have the wrong sign",
+    title="Advantages are not the returns minus the values",
     cause="An advantage is the return minus the value, less a mean and divided by a standard deviation if it is "
-    "whitened. The sizes agree, but {seen} of the trained tokens have the opposite sign: what turns out better than "
-    "expected becomes less likely.",
-    healthy="share of the trained tokens whose advantage has the opposite sign of return minus value: 0, at most "
-    "{limit}",
-    fix="check the sign of the advantages, and of the loss that they enter, on two tokens by hand",
+    "whitened. For {seen} of the trained tokens it is not{how}.",
+    healthy="share of the trained tokens whose advantage has the opposite sign of return minus value, is the return "
+    "itself, or stands in another order than the responses: 0, at most {limit}",
+    fix="check the sign and the order of the advantages, and of the loss that they enter, on two tokens by hand",
     source="PPO 1707.06347, section 5; OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences)",
     explains=["kl-explosion", "update-kl-large", "clip-fraction-high", *RUNAWAY],
     traits=["critic"],
@@ -215,14 +245,51 @@ def _whole_steps(some: Rows, rows: Rows) -> Array:
 )
 def advantage_sign(data: RunData, *, limit: float = Share(0.01)) -> Reading | None:
     sample = data.sample
-    opposite = _opposite(sample, _whole_steps(sample.rows, data.rows))
-    points = sample.mean_by_step(opposite)
+    steps = _whole_steps(sample.rows, data.rows)
+    opposite = _opposite(sample, steps)
+    points, how = sample.mean_by_step(opposite), OPPOSITE
     if len(points) < 3:
-        return None  # advantages contain something else
-    wrong, judged = np.flatnonzero(opposite == 1), int(np.isfinite(opposite).sum())
+        something_else = _something_else(sample, steps)
+        if something_else is None:
+            return None  # advantages contain something else
+        points, how = something_else
+        opposite = np.where(np.isin(sample.step, points.step[points.value > 0]) & sample.trained, 1.0, np.nan)
+    wrong = np.flatnonzero(opposite == 1)
+    judged = max(1, int(np.isfinite(opposite).sum()))
     first = since(points, points.value > limit, 3)
     sick = first is not None and exceeds(data, len(wrong), judged, limit)
-    return Reading(Share(len(wrong) / judged), sick, first, sample.spans(wrong), curve=Curve(points, high=limit))
+    words: Words = {"how": how}
+    return Reading(Share(len(wrong) / judged), sick, first, sample.spans(wrong), words, Curve(points, high=limit))
+
+
+def _something_else(sample: Sample, steps: Array) -> tuple[Series, Phrase] | None:
+    """Return by step whether the advantages are the returns, or those of other responses, and which of both.
+
+    The order is seen on the first tokens, of which every response has one. None if most steps show neither.
+    """
+    gap, first = sample["return"] - sample["value"], sample.position == 0
+    known = sample.trained & np.isfinite(sample["advantage"] + gap)
+    found = []
+    for step in steps:
+        here = np.flatnonzero(known & (sample.step == step))
+        begins = np.flatnonzero(known & first & (sample.step == step))
+        advantage, wanted = sample["advantage"][begins], gap[begins]
+        are_returns = _are_alike(sample["advantage"][here], sample["return"][here])
+        in_order, in_any_order = (_are_alike(*two) for two in ((advantage, wanted), map(np.sort, (advantage, wanted))))
+        found.append((are_returns and not _are_alike(sample["advantage"][here], gap[here]),
+                      in_any_order and not in_order))  # fmt: skip
+    returns, order = np.array(found, float).reshape(-1, 2).T
+    for which, how in ((returns, RETURNS), (order, IN_ANOTHER_ORDER)):
+        if len(which) >= 3 and np.mean(which) > AGREE:
+            return Series(steps, which), how
+    return None
+
+
+def _are_alike(one: Array, other: Array) -> bool:
+    """Return whether two columns are the same but for a positive scale and an offset, exactly."""
+    if len(one) < MIN_PAIRS or one.std() < 1e-6 or other.std() < 1e-6:
+        return False
+    return float(np.corrcoef(one, other)[0, 1]) > SAME
 
 
 def _opposite(sample: Sample, steps: Array) -> Array:

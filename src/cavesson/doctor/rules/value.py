@@ -5,7 +5,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED
 from cavesson.doctor.derive.versions import MIN_TOKENS, policy_changes, recurring
-from cavesson.doctor.reading import Curve, Reading
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
@@ -18,6 +18,8 @@ WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
 CLEAR = 3.0
 """Standard errors by which the share that the critic explains, over the steps since the beginning, must be below 0."""
+FEW = 3
+"""Steps that a critic has to come near the returns."""
 APART = 0.05
 """Share of the variance that a critic which tells tokens apart explains, its mean error not counted."""
 
@@ -56,24 +58,31 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     min_steps=12,
     traits=["critic"],
     title="The critic does not fit the returns",
-    cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
+    cause="After {when}, the critic explains {seen} of the variance of the returns, its mean error counted; below "
     "0 it is worse than their mean, and the advantages are noise.",
     healthy="1 − mean((G − V)²)/Var(G) after the first steps: above {limit}, or {far} if the critic tells tokens apart "
-    "and lags behind their mean, rising towards 1; and values that change while the policy does",
+    "and lags behind their mean, rising towards 1; values that change while the policy does; and no three steps, not "
+    "even of the first ones, that are below {left} and worse than the critic was before its first update",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["value-constant", "clip-fraction-high"],
 )
-def value_not_fitting(data: RunData, *, limit: float = -0.1, far: float = -0.5) -> Reading | None:
-    points = _warm(explained(data))
+def value_not_fitting(data: RunData, *, limit: float = -0.1, far: float = -0.5, left: float = -10.0) -> Reading | None:
+    course = explained(data)
+    points = _warm(course)
     if len(points) < 6:
         return None
     wrong = _learns_something_else(data) or _never_learns(data)
     apart = _warm(explained(data, mean_counts=False))
     first = int(points.step[0]) if wrong else _worse_than_mean(points, apart, limit, far)
+    leaves = since(course, (course.value < left) & (course.value < course.value[0]), FEW)
+    if leaves is not None:  # its own updates throw it off; where it ends up after that, it may predict nothing
+        points, first = course, leaves
+    far_off = points.value[points.value < left] if leaves is not None else points.value
+    words: Words = {"when": Phrase("its warm-up" if leaves is None else "its first updates")}
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
-    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, limit, 1.0))
+    return Reading(float(np.median(far_off)), first is not None, first, evidence, words, Curve(points, limit, 1.0))
 
 
 def _worse_than_mean(points: Series, apart: Series, limit: float, far: float) -> int | None:
@@ -121,7 +130,8 @@ def _never_learns(data: RunData) -> bool:
     title="The critic starts far from the returns",
     cause="At the first step, the values are {seen} standard deviations of the returns away from the returns: the "
     "value head is random, or was copied from a reward model with an offset.",
-    healthy="|mean(V − G)| / standard deviation of G at the first step: below {limit}; more if all values are near 0",
+    healthy="|mean(V − G)| / standard deviation of G at the first step: below {limit}; more if all values are near 0, "
+    "or if most of the first three steps are below it",
     fix="initialise the value head with zeros, or train the critic for some steps before the policy",
     source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
     explains=["length-collapse", "truncated", *CRITIC],
@@ -139,8 +149,12 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     away = float((value - goal)[known].mean() / goal[known].std())
     # A head that outputs zero is off by the mean of the returns, which is not a fault of the head.
     random_head = float(value[known].std() / goal[known].std()) > 0.5 or abs(value[known].mean()) > goal[known].std()
-    sick = abs(away) > limit and random_head
     distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
+    # A critic that its first updates bring near has misled hardly an update; one that never changes, or that they throw
+    # off further, has another fault.
+    usual = float(np.median(np.abs(distance.value[:FEW])))
+    stays = limit < usual < 2 * abs(away) and not _never_learns(data)
+    sick = abs(away) > limit and random_head and stays
     name = Phrase("mean(V − G) / standard deviation of G at the first step")
     evidence = sample.rows.evidence(range(len(sample.rows)))
     return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -limit, limit, name))

@@ -22,6 +22,8 @@ FAILS = Phrase(
 ALL_EQUAL = Phrase(
     "no response gets another reward, so the policy learns nothing: all are right, or the verifier accepts everything"
 )
+LATEST, DWINDLED = 4, 0.6
+"""The last steps before a failure, and the share of the usual passes below which they show that these became fewer."""
 ALIVE = 0.8
 """Share of the responses with its lowest score up to which a part of the reward has worked before."""
 
@@ -114,10 +116,22 @@ def _dead(
     earlier = everything.value[everything.step < first]
     if len(earlier):  # later, all responses may also have the highest reward
         sick = sick and bool(floor < earlier.mean())
+        # A verifier fails at once. Where the passes became fewer before, the policy has lost what it could do.
+        alive = mean_by_step(everything.step, (everything.value > floor).astype(float))
+        sick = sick and not _dwindles(alive.where(alive.step < first))
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
     return Reading(share, sick, first, data.step_evidence([first]), words, curve)
+
+
+def _dwindles(alive: Series) -> bool:
+    """Return whether the share of responses above the lowest score was already low in the last steps."""
+    if len(alive) < 2 * LATEST:
+        return False
+    late = alive.value[-LATEST:]
+    early = alive.value[:-LATEST]
+    return bool(late.mean() < DWINDLED * np.median(early) and late.max() < np.median(early))
 
 
 def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, chance: float) -> int | None:
