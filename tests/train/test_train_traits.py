@@ -162,7 +162,7 @@ def test_the_settings_of_a_penalty_are_refused_where_there_is_none(
 def test_checks_ask_the_traits(tmp_path: Path) -> None:
     def checked(run: RolloutRun) -> dict[str, str]:
         found = check_settings(run, 10**6, random=True)
-        return {one.check: getattr(one, "severity", "fine") for one in found}
+        return {one.rule: getattr(one, "severity", "fine") for one in found}
 
     filtered = {"sampling": {"max_new_tokens": 4, "top_k": 3}}
     plain, rival = PlainRun(**values(tmp_path / "a", **filtered)), ComparedRun(**values(tmp_path / "b", **filtered))
