@@ -200,3 +200,11 @@ def test_the_docs_have_the_lines(way):
 
 def test_what_a_condition_is_stated_of_is_recorded():
     assert [one for way in WAYS for one in way.requires if one not in way.records] == []
+
+
+def test_the_settings_as_a_whole_are_recorded_where_run_json_has_them(tmp_path: Path) -> None:
+    """By what run.json has: settings of ours, or nothing of them."""
+    write_run(tmp_path / "ours", {"cavesson": "0", "config": {"kl": {"coef": 0.1}}})
+    write_run(tmp_path / "theirs", {"trainer": "verl"})
+    ours, theirs = (RunData(cavesson.open(tmp_path / name)) for name in ("ours", "theirs"))
+    assert ours.recorded("info.config") and not theirs.recorded("info.config")

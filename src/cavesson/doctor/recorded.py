@@ -120,7 +120,8 @@ class RecordedData:
 
     def _setting(self, path: str) -> Any:
         group, _, setting = path.partition(".")
-        found = self._entry(f"config.{in_run(setting, self._info)}" if group == "config" else path)
+        is_setting = group == "config" and setting != ""  # not the settings as a whole
+        found = self._entry(f"config.{in_run(setting, self._info)}" if is_setting else path)
         return self._entry(SETTINGS[path]) if found is None and path in SETTINGS else found
 
     def _entry(self, path: str) -> Any:
