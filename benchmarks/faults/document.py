@@ -15,6 +15,8 @@ REMARKS = Path(__file__).with_name("remarks.md")
 """Remarks on the numbers."""
 EPISODES = Path(__file__).with_name("episodes") / "trained" / "results.md"
 """What `episodes/trained/evaluate.py` has printed of trained episodes, and what it means."""
+SMALL = Path(__file__).with_name("small") / "results.md"
+"""What `small/evaluate.py` has printed of the small trainers, and what it means."""
 SHARES = ("named first", "among three", "named", "precision")
 
 
@@ -222,6 +224,7 @@ def document(found: Figures, all_runs: int) -> str:
         "![Which cause was named first for which planted one](images/doctor/confusion.png)",
         f"## Imported runs\n\n{imports(found)}",
         EPISODES.read_text(encoding="utf-8").strip(),
+        SMALL.read_text(encoding="utf-8").strip(),
         f"## Other tools\n\n{others(found)}",
         f"## By cause, held out\n\n{causes(found.part('held out'))}",
         *missed,

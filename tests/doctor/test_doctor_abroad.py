@@ -9,7 +9,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import equal_by_chance, groups
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import same_seed
-from cavesson.doctor.rules.mismatch import sampler_mismatch
+from cavesson.doctor.rules.mismatch import sampled_ahead, sampler_mismatch
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.sampling import filtered_sampling
@@ -155,3 +155,14 @@ def test_wrong_scores_do_not_make_equal_responses_improbable(shared, tmp_path):
         words[:, :, 1] = words[:, :, 0]
     made.rows["response"] = [[f"word {word}" for word in step] for step in words.reshape(24, 32)]
     assert reading(same_seed, made, tmp_path).sick == shared
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_sampler_that_is_renewed_every_second_step_and_says_so(told, tmp_path):
+    """At every second step, sampler and trainer differ by what the policy has moved; versions tell, or do not."""
+    made, chance = healthy(), np.random.default_rng(0)
+    moved = np.where(np.arange(24) % 2 == 1, 0.3, 0.0)[:, None, None] * chance.normal(0, 1, made.mask.shape)
+    made.tokens["sampler_logprob"] = made.tokens["logprob"] + np.where(made.mask, moved, 0)
+    version = np.arange(24) - (np.arange(24) % 2 if told else 0)
+    made.rows["policy_version"] = np.repeat(version[:, None], 32, 1)
+    assert sampled_ahead(made.data(tmp_path)) == told

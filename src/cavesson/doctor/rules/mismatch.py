@@ -22,6 +22,8 @@ MORE_LIKELY = Phrase(
 )
 FOLLOWS = 8
 """Steps by which the sampler's weights may be behind those that learn; prime-rl drops rollouts that are older."""
+AGREES = 0.1
+"""Disagreement on what new weights sample, relative to that on what older ones do, that is none."""
 
 
 def _gap(sample: Sample) -> Array:
@@ -114,8 +116,15 @@ def sampled_ahead(data: RunData) -> bool:
 
     Such a distance is known to the trainer; ``too-off-policy`` judges it.
     """
-    late = (data.rows.step - data.rows["policy_version"])[data.rows.step >= np.median(data.rows.steps)]
-    return bool(np.mean(late > 0) > 0.5 and np.median(late) <= FOLLOWS)
+    age = data.rows.step - data.rows["policy_version"]
+    late = age[data.rows.step >= np.median(data.rows.steps)]
+    if np.mean(late > 0) > 0.5:
+        return bool(np.median(late) <= FOLLOWS)
+    # A sampler that is renewed every few steps agrees with the trainer on what the newest weights sample.
+    sample = data.sample
+    gap, since_then = _gap(sample), (sample.rows.step - sample.rows["policy_version"])[sample.line]
+    fresh, aged = (gap[np.isfinite(gap) & which] for which in (since_then <= 0, since_then > 0))
+    return bool(len(fresh) and len(aged) and late.max() <= FOLLOWS and fresh.mean() < AGREES * aged.mean())
 
 
 @rule(
