@@ -21,7 +21,7 @@ from cavesson.doctor.rules.verifier import verifier_dead
 EXACT = {
     "not-finite", "end-not-trained", "reward-position", "reward-accounting", "rewards-shifted", "retokenised",
     "penalty-wrong", "padding-counted", "stops-generating", "false-truncation", "advantage-sign", "advantage-scale",
-    "value-start", "ratio-blow-up", "inserted-tokens-learned",
+    "ratio-blow-up", "inserted-tokens-learned",
 }  # fmt: skip
 """Errors that compare recorded numbers and infer nothing."""
 

@@ -125,7 +125,6 @@ def _never_learns(data: RunData) -> bool:
 @rule(
     number=41,
     needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
-    severity="error",
     traits=["critic"],
     title="The critic starts far from the returns",
     cause="At the first step, the values are {seen} standard deviations of the returns away from the returns: the "
