@@ -66,6 +66,8 @@ NOT_RUN = {
     "faults.others.run": "faults.others.generate calls it; its parts are tested in tests/faults",
     "faults.repair": "trains every run twice more; its parts are tested in tests/repair",
     "faults.rft": "runs in tests/faults/test_faults_rft.py",
+    "faults.small.evaluate": "needs the runs of the next; its parts are tested in tests/faults/test_faults_small.py",
+    "faults.small.generate": "takes an hour; its parts run in tests/faults/test_faults_small.py",
     "gpu": "runs on a CPU in tests/gpu/test_benchmark.py",
     "memory": "needs a GPU; tests/plan/test_plan_memory.py compares what it prints",
     "run": "calls the others, and installs TRL",

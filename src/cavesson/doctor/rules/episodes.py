@@ -131,7 +131,7 @@ def _where(sample: Sample, sampled: Array, masked: Array) -> Phrase:
     "{limit}, or less than {times} times that of last turns",
     fix="keep the token ids of every turn as sampled, and append only the tokens that the template adds between turns",
     source="vLLM blog, Agent Lightning (2025); verl (token-in-token-out)",
-    explains=["retokenised", "sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
+    explains=["retokenised", "filtered-sampling", "sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
     absent=no_turns,
 )
 def turns_retokenised(
