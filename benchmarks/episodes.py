@@ -32,11 +32,11 @@ from cavesson.data.prompts import padded_prompts
 from cavesson.models.load import load_causal, load_tokenizer
 from cavesson.models.policy import Policy
 from cavesson.rollout.calls import CallFormat
+from cavesson.rollout.engines.responses import Responses, Turns
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import DecodingSettings
 from cavesson.rollout.json_calls import Parsed
 from cavesson.rollout.types import Call
-from cavesson.sampling.responses import Responses, Turns
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import DecodingSettings
 from cavesson.train.memory import keep_freed_memory
 
 GROUP = 8

@@ -9,7 +9,7 @@ import work
 from transformers import AutoConfig
 
 from cavesson import PPORun, Reward, Training, UserError
-from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.classifier import ClassifierReward
 
 MODES: dict[str, dict[str, Any]] = {
     "four": {"value": {"kind": "separate"}},

@@ -16,8 +16,8 @@ from quiet import machine, spread
 from cavesson.data.prompts import padded_prompts
 from cavesson.models.load import load_causal, load_tokenizer
 from cavesson.models.policy import Policy
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import DecodingSettings
 from cavesson.train.memory import keep_freed_memory
 from cavesson.types import Batch
 

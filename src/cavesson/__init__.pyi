@@ -96,13 +96,13 @@ from cavesson.record import Recorder as Recorder
 from cavesson.record import Rollout as Rollout
 from cavesson.record import Run as Run
 from cavesson.record import open as open
-from cavesson.rewards.cleaning import CleaningSettings as CleaningSettings
-from cavesson.rewards.settings import RewardSettings as RewardSettings
-from cavesson.rewards.settings import ShapingSettings as ShapingSettings
-from cavesson.rewards.table import Reward as Reward
+from cavesson.rollout.engines.settings import SamplingSettings as SamplingSettings
+from cavesson.rollout.engines.settings import VllmSettings as VllmSettings
+from cavesson.rollout.rewards.cleaning import CleaningSettings as CleaningSettings
+from cavesson.rollout.rewards.settings import RewardSettings as RewardSettings
+from cavesson.rollout.rewards.settings import ShapingSettings as ShapingSettings
+from cavesson.rollout.rewards.table import Reward as Reward
 from cavesson.rollout.settings import EnvironmentSettings as EnvironmentSettings
-from cavesson.sampling.settings import SamplingSettings as SamplingSettings
-from cavesson.sampling.settings import VllmSettings as VllmSettings
 from cavesson.train.run import Result as Result
 from cavesson.train.run import Training as Training
 

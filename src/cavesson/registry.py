@@ -47,7 +47,7 @@ class EngineEntry(NamedTuple):
 
     module: str
     name: str
-    """of the function that builds it from `cavesson.sampling.engines.EngineParts`; it is imported on demand"""
+    """of the function that builds it from `cavesson.rollout.engines.building.EngineParts`; it is imported on demand"""
     cannot: Mapping[str, str] = {}
     """settings of a run that have no effect with it, by their dotted names, and the end of the message that says so"""
     local: bool = False
@@ -67,14 +67,14 @@ class EngineEntry(NamedTuple):
 
 ENGINES = {
     "transformers": EngineEntry(
-        "cavesson.sampling.engines",
+        "cavesson.rollout.engines.building",
         "transformers_engine",
         dict.fromkeys(("sampling.servers", "sampling.vllm", "sampling.max_staleness"), 'without engine "vllm"'),
         local=True,
         exact=True,
     ),
     "vllm": EngineEntry(
-        "cavesson.sampling.engines",
+        "cavesson.rollout.engines.building",
         "vllm_engine",
         {
             "sampling.batch_size": 'with engine "vllm", which forms its own batches',

@@ -22,7 +22,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.masked import weighted_mean
 from cavesson.record import Recorder, write_run
-from cavesson.rewards.lowercase import lowercase
+from cavesson.rollout.rewards.lowercase import lowercase
 from cavesson.train.run import Result, train
 from cavesson.types import Batch, Rollouts
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from cavesson.algorithms.reward_model import BradleyTerry
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.classifier import ClassifierReward
 from cavesson.types import Batch, PairScores
 
 FILES = ("reward_model.json", "reward_model.md", "reward_model.png", "extreme_cases.jsonl")

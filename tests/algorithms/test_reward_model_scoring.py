@@ -15,8 +15,8 @@ from cavesson.data.prompts import load_prompts
 from cavesson.data.settings import PromptSettings
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.classifier import ClassifierReward
-from cavesson.rewards.pipeline import PipelineReward
+from cavesson.rollout.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.pipeline import PipelineReward
 from cavesson.tools.score import score
 from cavesson.tools.settings import ScoreSettings
 

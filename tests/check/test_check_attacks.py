@@ -18,11 +18,11 @@ from cavesson.check.robustness import attack
 from cavesson.check.scoring import of_responses
 from cavesson.check.swallowed import exceptions_of_user
 from cavesson.findings.finding import Finding, Fine, SkippedCheck
-from cavesson.rewards.code import CodeReward
-from cavesson.rewards.exact_match import exact_match
-from cavesson.rewards.lowercase import lowercase
-from cavesson.rewards.sentiment import sentiment
-from cavesson.rewards.table import Reward
+from cavesson.rollout.rewards.code import CodeReward
+from cavesson.rollout.rewards.exact_match import exact_match
+from cavesson.rollout.rewards.lowercase import lowercase
+from cavesson.rollout.rewards.sentiment import sentiment
+from cavesson.rollout.rewards.table import Reward
 
 SUMS = [(a, b) for a in (3, 8, 15, 21) for b in (2, 11, 30)]
 NUMBERS = [Task(f"What is {a} + {b}?", {"ground_truth": str(a + b)}) for a, b in SUMS]

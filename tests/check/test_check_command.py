@@ -18,7 +18,7 @@ from cavesson.findings.finding import Finding
 from cavesson.memory import peak_resident
 from cavesson.plan.recipe import planned
 from cavesson.record import write_run
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.settings import RewardSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -17,9 +17,9 @@ from cavesson.cli import app
 from cavesson.data.prompts import PromptSet
 from cavesson.findings.finding import Finding, Fine, SkippedCheck
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.table import Reward
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.loading import Given
+from cavesson.rollout.rewards.table import Reward
 from cavesson.train.prompts import conversation_of, prompts_of
 
 TEMPLATE = (

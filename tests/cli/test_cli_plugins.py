@@ -44,7 +44,7 @@ class TheirRun(RLOORun):
 from cavesson.registry import EngineEntry
 
 CANNOT = {"sampling.servers": "with uniform"}
-ENGINE = EngineEntry("cavesson.sampling.engines", "transformers_engine", CANNOT, local=True)
+ENGINE = EngineEntry("cavesson.rollout.engines.building", "transformers_engine", CANNOT, local=True)
 """,
     "importer.py": """
 from cavesson.importers.rollout import Format, ImportedRollout

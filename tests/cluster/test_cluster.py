@@ -19,7 +19,7 @@ from cavesson.cluster.rewards import joined, split
 from cavesson.command_line import ON_RAY
 from cavesson.config import check
 from cavesson.errors import LOST_PROCESS, UserCodeError, UserError
-from cavesson.rewards.answers import Part
+from cavesson.rollout.rewards.answers import Part
 from cavesson.train.run import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))

@@ -11,9 +11,9 @@ import pytest
 from cavesson.cluster.worlds import packed, unpacked
 from cavesson.errors import UserCodeError
 from cavesson.functions import load_function
-from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import call_rewards
 from cavesson.rollout.environments import NoEnvironment
+from cavesson.rollout.rewards.arguments import Judged
+from cavesson.rollout.rewards.base import call_rewards
 
 GAME = """
 class Game:

@@ -38,8 +38,8 @@ from cavesson.cluster.connection import actor_name, connect, options
 from cavesson.cluster.rewards import ROLE, RewardWorker, remote_rewards
 from cavesson.command_line import ON_RAY
 from cavesson.functions import load_function
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import score
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import score
 from cavesson.rollout.settings import EnvironmentSettings
 
 pytestmark = pytest.mark.timeout(600)

@@ -37,12 +37,12 @@ from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.record import Run
-from cavesson.sampling.distribution import sampling_logprobs
-from cavesson.sampling.responses import StopTexts
-from cavesson.sampling.settings import SamplingSettings, VllmSettings
-from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_client import VllmClient
-from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.rollout.engines.distribution import sampling_logprobs
+from cavesson.rollout.engines.responses import StopTexts
+from cavesson.rollout.engines.settings import SamplingSettings, VllmSettings
+from cavesson.rollout.engines.vllm import VllmSampler
+from cavesson.rollout.engines.vllm_client import VllmClient
+from cavesson.rollout.engines.vllm_server import VllmServer, saved_model
 from cavesson.train.checkpoint import latest
 from cavesson.train.run import Training
 from cavesson.types import Batch

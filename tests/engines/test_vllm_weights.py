@@ -29,11 +29,11 @@ from cavesson.models.load import prepare
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling import vllm_weights
-from cavesson.sampling.settings import SamplingSettings, VllmSettings
-from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_client import VllmClient
-from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.rollout.engines import vllm_weights
+from cavesson.rollout.engines.settings import SamplingSettings, VllmSettings
+from cavesson.rollout.engines.vllm import VllmSampler
+from cavesson.rollout.engines.vllm_client import VllmClient
+from cavesson.rollout.engines.vllm_server import VllmServer, saved_model
 from cavesson.train import build
 from cavesson.train.run import Training
 

@@ -22,13 +22,13 @@ from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import ModelSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
-from cavesson.sampling.decoding import Decoding, choose_decoding, full_passes
-from cavesson.sampling.merged import merged_adapters
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
-from cavesson.sampling.vllm_weights import NcclGroup
+from cavesson.rollout.engines.decoder import CacheKind, Decoder, new_cache
+from cavesson.rollout.engines.decoding import Decoding, choose_decoding, full_passes
+from cavesson.rollout.engines.merged import merged_adapters
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
+from cavesson.rollout.engines.vllm_weights import NcclGroup
 from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
 

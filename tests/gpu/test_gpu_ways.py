@@ -25,11 +25,11 @@ from cavesson.models.passes import Ways, use
 from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import ModelSettings
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.decoding import choose_decoding, full_passes
-from cavesson.sampling.merged import merged_adapters
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.decoding import choose_decoding, full_passes
+from cavesson.rollout.engines.merged import merged_adapters
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.types import Batch
 
 pytestmark = [

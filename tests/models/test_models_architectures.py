@@ -17,13 +17,13 @@ from cavesson.models.policy import Policy
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.decoder import CacheKind
-from cavesson.sampling.decoding import Decoding, check_generate, check_scoring, choose_decoding, full_passes
-from cavesson.sampling.kept import unpadded
-from cavesson.sampling.memory_check import cache_bytes
-from cavesson.sampling.responses import Responses, Turns
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.decoder import CacheKind
+from cavesson.rollout.engines.decoding import Decoding, check_generate, check_scoring, choose_decoding, full_passes
+from cavesson.rollout.engines.kept import unpadded
+from cavesson.rollout.engines.memory_check import cache_bytes
+from cavesson.rollout.engines.responses import Responses, Turns
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.train.build import Inputs, build
 from cavesson.types import Batch, Scores
 

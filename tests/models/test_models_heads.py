@@ -32,8 +32,8 @@ from cavesson.models.policy import Policy
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.settings import LoraSettings, ReferenceSettings
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.types import Batch
 
 TOKENS = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0, "tie_word_embeddings": False}

@@ -15,8 +15,8 @@ from cavesson.models.load import prepare
 from cavesson.models.policy import Policy
 from cavesson.models.shared_prompts import distinct
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 COMMON = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0}

@@ -17,7 +17,7 @@ from cavesson.errors import UserError, print_error, print_exception
 from cavesson.exporters.hub import prepare
 from cavesson.record import Recorder, run_info, write_run
 from cavesson.record.run_folder import rewrite_run
-from cavesson.sampling.settings import SamplingSettings, VllmSettings
+from cavesson.rollout.engines.settings import SamplingSettings, VllmSettings
 
 SECRET = "Zq9xYw81-kLmN_v3"
 CONFIG: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 
 from cavesson import processors
 from cavesson.errors import UserError
-from cavesson.rewards.code import CodeReward, code_of
+from cavesson.rollout.rewards.code import CodeReward, code_of
 
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 TESTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(2, 2) == 5", "assert subtract(1, 1) == 0"]
@@ -100,7 +100,7 @@ def test_tests_do_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
     """One computes, so its processor time ends, and one waits."""
     begin = f"import os, time; open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w').close()\n"
     responses = [begin + code for code in ("while True: pass", "time.sleep(600)")]
-    program = "from cavesson.rewards.code import CodeReward\n"
+    program = "from cavesson.rollout.rewards.code import CodeReward\n"
     program += f"CodeReward(timeout=0.25, concurrency=2)([''] * 2, {responses!r}, tests=['pass'] * 2)"
     trainer, deadline = subprocess.Popen([sys.executable, "-c", program]), time.monotonic() + 60
     while len(list(tmp_path.iterdir())) < 2:

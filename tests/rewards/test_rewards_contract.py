@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import call_reward, call_rewards
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import Reward, build_rewards, rehearse, score
+from cavesson.rollout.rewards.arguments import Judged
+from cavesson.rollout.rewards.base import call_reward, call_rewards
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import Reward, build_rewards, rehearse, score
 
 PROMPTS, RESPONSES = ["p", "q", "r"], ["one", "two", "three"]
 MESSAGES = [[{"role": "user", "content": text}] for text in PROMPTS]

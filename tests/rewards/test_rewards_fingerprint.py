@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cavesson.rewards.fingerprint import object_fingerprints, settings_fingerprints
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import Reward
+from cavesson.rollout.rewards.fingerprint import object_fingerprints, settings_fingerprints
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import Reward
 
 SOURCE = (
     "LIMIT = 3\n\n\ndef polite(prompts, responses, **columns):\n    return [min(LIMIT, len(r)) for r in responses]\n"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards.base import call_reward
-from cavesson.rewards.exact_match import exact_match
-from cavesson.rewards.lowercase import lowercase
-from cavesson.rewards.sentiment import sentiment
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import Reward, build_rewards, rehearse, score
+from cavesson.rollout.rewards.base import call_reward
+from cavesson.rollout.rewards.exact_match import exact_match
+from cavesson.rollout.rewards.lowercase import lowercase
+from cavesson.rollout.rewards.sentiment import sentiment
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import Reward, build_rewards, rehearse, score
 
 CPU = torch.device("cpu")
 PROMPTS, RESPONSES = ["p", "q"], ["one", "two"]

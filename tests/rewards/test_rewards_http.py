@@ -24,7 +24,7 @@ from cavesson import endpoint
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import check
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards.http import HttpReward
+from cavesson.rollout.rewards.http import HttpReward
 from cavesson.train.run import Training
 
 

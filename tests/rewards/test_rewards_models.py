@@ -22,10 +22,10 @@ from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import tf32
-from cavesson.rewards.classifier import ClassifierReward
-from cavesson.rewards.pipeline import PipelineReward
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import build_rewards
+from cavesson.rollout.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.pipeline import PipelineReward
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import build_rewards
 
 PROMPTS = ["p ", "a longer prompt, ", "r"]
 RESPONSES = ["a", "with quite a long response, too", ""]

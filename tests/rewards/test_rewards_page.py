@@ -11,11 +11,11 @@ import uvicorn
 from test_rewards_http import listening
 
 from cavesson.errors import UserError
-from cavesson.rewards.base import call_reward
-from cavesson.rewards.code import CodeSettings
-from cavesson.rewards.http import HttpSettings
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import build_rewards, rehearse, score
+from cavesson.rollout.rewards.base import call_reward
+from cavesson.rollout.rewards.code import CodeSettings
+from cavesson.rollout.rewards.http import HttpSettings
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import build_rewards, rehearse, score
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavesson.rewards.settings import ShapingSettings
-from cavesson.rewards.shaping import RunningMoments, Shaping
+from cavesson.rollout.rewards.settings import ShapingSettings
+from cavesson.rollout.rewards.shaping import RunningMoments, Shaping
 
 batches = st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), min_size=1, max_size=6)
 

@@ -20,8 +20,8 @@ import torch
 
 from cavesson.errors import UserCodeError
 from cavesson.handlers import handling
-from cavesson.rewards.base import call_reward
-from cavesson.rewards.surroundings import still_running
+from cavesson.rollout.rewards.base import call_reward
+from cavesson.rollout.rewards.surroundings import still_running
 
 RESPONSES = ["one", "two"]
 

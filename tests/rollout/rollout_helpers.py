@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from cavesson.data.chat import Chat
-from cavesson.sampling.responses import Responses, Turns
+from cavesson.rollout.engines.responses import Responses, Turns
 from cavesson.types import Batch
 
 TEMPLATES = Path(__file__).with_name("templates")

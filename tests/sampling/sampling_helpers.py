@@ -8,9 +8,9 @@ from cavesson.data.prompts import padded_prompts
 from cavesson.models.load import prepare
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.types import Batch
 
 PROMPTS = ("The old bridge", "A", "Every winter the lake", "My neighbour", "Nobody")

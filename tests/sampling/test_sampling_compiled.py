@@ -21,13 +21,13 @@ from cavesson.models.compiled import compiler
 from cavesson.models.layers import forwards
 from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import LoraSettings, ModelSettings
-from cavesson.sampling import decoding
-from cavesson.sampling.decoder import keeps_tokens_only, new_cache
-from cavesson.sampling.decoding import Decoding, _drawn, _recorded, full_passes
-from cavesson.sampling.distribution import Filters, next_tokens
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import STEPS, Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines import decoding
+from cavesson.rollout.engines.decoder import keeps_tokens_only, new_cache
+from cavesson.rollout.engines.decoding import Decoding, _drawn, _recorded, full_passes
+from cavesson.rollout.engines.distribution import Filters, next_tokens
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import STEPS, Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 SIZE = 16
 needs_compiler = pytest.mark.skipif(
@@ -37,7 +37,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cavesson.sampling.decoder.RecordedStep", Launched)
+    monkeypatch.setattr("cavesson.rollout.engines.decoder.RecordedStep", Launched)
 
 
 def counted() -> tuple[list[torch.fx.GraphModule], Callable[..., Any]]:

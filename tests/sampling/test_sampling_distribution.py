@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from cavesson.sampling.distribution import draw, sampling_logprobs, without
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.distribution import draw, sampling_logprobs, without
+from cavesson.rollout.engines.settings import SamplingSettings
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 # In no particular order, so that a filter that forgets to sort back is seen.

@@ -18,14 +18,14 @@ from cavesson.errors import UserError
 from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_tokenizer
+from cavesson.rollout.engines import memory_check as room
+from cavesson.rollout.engines.decoder import Decoder, new_cache
+from cavesson.rollout.engines.kept import read_row
+from cavesson.rollout.engines.memory_check import cache_bytes, check_room
+from cavesson.rollout.engines.responses import Turns
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.rollout.episodes import Episode, Played, play
-from cavesson.sampling import memory_check as room
-from cavesson.sampling.decoder import Decoder, new_cache
-from cavesson.sampling.kept import read_row
-from cavesson.sampling.memory_check import cache_bytes, check_room
-from cavesson.sampling.responses import Turns
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
 
 MANY_EOS = tuple(range(60, 100))
 PLAIN = {"max_new_tokens": 8, "eos_token_ids": (257,)}

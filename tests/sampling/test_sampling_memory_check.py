@@ -12,8 +12,8 @@ from cavesson.models.load import prepare
 from cavesson.models.parts import position_limit
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.memory_check import BYTES_PER_TOKEN, cache_bytes, check_room
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.memory_check import BYTES_PER_TOKEN, cache_bytes, check_room
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.tools.generate import generate
 from cavesson.tools.settings import GenerateSettings
 from cavesson.train.build import Inputs, build

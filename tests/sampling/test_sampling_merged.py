@@ -21,10 +21,10 @@ from cavesson.config import SettingsError, load
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy, with_adapters
 from cavesson.models.settings import ModelSettings
-from cavesson.sampling.merged import Merging, merged_adapters, merged_bytes
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.merged import Merging, merged_adapters, merged_bytes
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "LoRA": ("llama", {}),

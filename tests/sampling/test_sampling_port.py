@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from cavesson.sampling.vllm_server import hold_port
+from cavesson.rollout.engines.vllm_server import hold_port
 
 HOST = "127.0.0.1"
 PORT_RANGE = 51

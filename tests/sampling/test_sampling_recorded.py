@@ -16,10 +16,10 @@ from sampling_helpers import sharp_policy
 from small_models import small_model
 
 from cavesson.models.parts import causal
-from cavesson.sampling.decoder import Decoder, keeps_tokens_only, new_cache
-from cavesson.sampling.decoding import Decoding, _recorded, full_passes
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.decoder import Decoder, keeps_tokens_only, new_cache
+from cavesson.rollout.engines.decoding import Decoding, _recorded, full_passes
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ class Launched:
 @torch.no_grad()
 def test_inputs_of_fixed_shape_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when rows leave the batch, when one is replaced, and when the cache is full and all rows move."""
-    monkeypatch.setattr("cavesson.sampling.decoder.RecordedStep", Launched)
+    monkeypatch.setattr("cavesson.rollout.engines.decoder.RecordedStep", Launched)
     model = small_model("llama", sliding_window=None)
     ids = torch.arange(2, 26).view(4, 6)
     mask = torch.ones_like(ids)

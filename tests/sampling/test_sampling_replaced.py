@@ -22,13 +22,13 @@ from cavesson.errors import UserError
 from cavesson.models.load import prepare
 from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy
-from cavesson.sampling import memory_check as room
-from cavesson.sampling.decoder import Decoder, new_cache
-from cavesson.sampling.decoding import choose_decoding, full_passes
-from cavesson.sampling.memory_check import cache_bytes, check_room, replaced_together, spare_columns
-from cavesson.sampling.responses import Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines import memory_check as room
+from cavesson.rollout.engines.decoder import Decoder, new_cache
+from cavesson.rollout.engines.decoding import choose_decoding, full_passes
+from cavesson.rollout.engines.memory_check import cache_bytes, check_room, replaced_together, spare_columns
+from cavesson.rollout.engines.responses import Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 TEXTS = PROMPTS * 8
 MANY_EOS = tuple(range(60, 100))

@@ -11,9 +11,9 @@ from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy, build_policy
 from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings
 from cavesson.models.tiny import tiny_model
-from cavesson.sampling.responses import Growing, StopTexts, eos_token_ids
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.responses import Growing, StopTexts, eos_token_ids
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 # Forty bytes that end a response make responses of different lengths.
 MANY_EOS = tuple(range(60, 100))
@@ -216,7 +216,7 @@ def test_temperature_zero_is_the_greedy_search_of_transformers(tokenizer, make):
 
 
 def test_a_minimum_length_needs_no_end_token(tokenizer, monkeypatch):
-    monkeypatch.setattr("cavesson.sampling.sampler.eos_token_ids", lambda *_: [])
+    monkeypatch.setattr("cavesson.rollout.engines.sampler.eos_token_ids", lambda *_: [])
     _, responses = sampled(sharp_policy(), tokenizer, min_new_tokens=3)
     assert set(responses.finish_reasons) == {"length"}
 

@@ -3,7 +3,7 @@ import pytest
 from cavesson.config import load
 from cavesson.errors import UserError
 from cavesson.findings.settings import filters
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.settings import SamplingSettings
 
 
 def test_the_defaults_sample_exactly_what_is_scored():

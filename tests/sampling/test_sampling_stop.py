@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.responses import Growing, StopTexts
+from cavesson.rollout.engines.responses import Growing, StopTexts
 
 TOKENIZER = tiny_tokenizer()
 FALLBACK = byte_fallback_tokenizer()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from marked_processes import marked, survivors
 
-from cavesson.sampling import supervisor
+from cavesson.rollout.engines import supervisor
 
 # A server whose engine ignores SIGTERM, as one that is computing does.
 SERVER = """
@@ -24,7 +24,7 @@ time.sleep(600)
 """
 RUN = """
 import os, subprocess, sys, time
-from cavesson.sampling import supervisor
+from cavesson.rollout.engines import supervisor
 command = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), sys.executable, "server.py"]
 subprocess.Popen(command, start_new_session=True)
 print("started", flush=True)

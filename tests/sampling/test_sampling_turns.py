@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.prompts import padded_prompts
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.randomness import token_uniforms
-from cavesson.sampling.responses import Responses, Turns
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.responses import Responses, Turns
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 
 LENGTH = 12
 

@@ -11,7 +11,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cavesson.sampling.guarded import cavesson_guard
+from cavesson.rollout.engines.guarded import cavesson_guard
 
 
 async def done(request: Request) -> PlainTextResponse:

@@ -7,8 +7,8 @@ import pytest
 from cavesson.config import SettingsError, check
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.cleaning import CUTS, TOO_SHORT, CleaningSettings, discard, is_discarded
-from cavesson.sampling.responses import StopTexts
+from cavesson.rollout.engines.responses import StopTexts
+from cavesson.rollout.rewards.cleaning import CUTS, TOO_SHORT, CleaningSettings, discard, is_discarded
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def evaluated(models: Path, *flags: object) -> Evaluation:
 def test_accuracy_of_verifiable_answers(models, questions, tmp_path):
     data = ("--data.path", questions, "--data.columns", MAPPING)
     (tmp_path / "own.py").write_text(
-        "from cavesson.rewards.exact_match import exact_match\n\n\n"
+        "from cavesson.rollout.rewards.exact_match import exact_match\n\n\n"
         "def kind_match(prompts, responses, **columns):\n"
         '    return exact_match(prompts, [r + " #### 4" for r in responses], **columns)\n'
     )

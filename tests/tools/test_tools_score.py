@@ -108,7 +108,7 @@ def test_lmflow_s_candidates_become_lmflow_s_scored_candidates(tmp_path, models)
 def test_other_columns_reach_the_reward_and_shares_get_the_interval_of_a_share(tmp_path):
     rows = [{"q": str(n), "a": str(n % 3), "truth": "#### 0"} for n in range(10)]
     columns = '{prompt = "q", response = "a", ground_truth = "truth"}'
-    use = "cavesson.rewards.exact_match:exact_match"
+    use = "cavesson.rollout.rewards.exact_match:exact_match"
     summary = score(write(tmp_path, rows), settings("--rewards", use, "--columns", columns))
     right = [n % 3 == 0 for n in range(10)]
     assert summary.rewards["exact_match"] == share_interval(right, range(10))

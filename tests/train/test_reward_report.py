@@ -14,8 +14,8 @@ from rich.console import Console
 
 from cavesson.data.examples import PairTokens, Tokens
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.rewards.report import page, show, write
-from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
+from cavesson.rollout.rewards.report import page, show, write
+from cavesson.rollout.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
 
 PROMPTS = [a + b + c + "?" for a in "abcde" for b in "abcde" for c in "abcde"]
 TOKENIZER = tiny_tokenizer()

@@ -10,7 +10,7 @@ from train_helpers import LOGPROB, LORA, PROMPTS, SIGNAL, STOP, build, finish, q
 
 import cavesson
 from cavesson.record import Run
-from cavesson.rewards.table import Reward
+from cavesson.rollout.rewards.table import Reward
 
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": LORA}}
 LEARNING: dict[str, Any] = {

@@ -19,7 +19,7 @@ from cavesson.errors import StoppedError, UserError
 from cavesson.record import LockedError, Recorder
 from cavesson.record.maintain.compaction import compact
 from cavesson.record.storage import storage
-from cavesson.rewards.table import Reward
+from cavesson.rollout.rewards.table import Reward
 from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import verdict
 from cavesson.train.run import Training

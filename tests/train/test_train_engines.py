@@ -17,10 +17,10 @@ from cavesson.demo.settings import demo_settings
 from cavesson.errors import UserError
 from cavesson.plan.predict import _candidates
 from cavesson.registry import ENGINES, EngineEntry
-from cavesson.sampling.engines import EngineParts
-from cavesson.sampling.responses import Engine, Responses
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.building import EngineParts
+from cavesson.rollout.engines.responses import Engine, Responses
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.train.memory import less_memory
 from cavesson.train.run import Training
 

@@ -20,7 +20,7 @@ from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.plan.devices import device_of
 from cavesson.plan.predict import Predictor
 from cavesson.plan.recipe import Planned
-from cavesson.rewards.table import Reward
+from cavesson.rollout.rewards.table import Reward
 from cavesson.tools.evaluate import evaluate
 from cavesson.tools.generate import generate
 from cavesson.tools.settings import EvaluateSettings, GenerateSettings

@@ -24,8 +24,8 @@ from cavesson.algorithms.importance import CAP
 from cavesson.config import load
 from cavesson.errors import ServerError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.sampling.settings import VllmSettings
-from cavesson.sampling.vllm_client import VllmClient
+from cavesson.rollout.engines.settings import VllmSettings
+from cavesson.rollout.engines.vllm_client import VllmClient
 from cavesson.train.loop import Report
 from cavesson.train.run import Result, Training
 

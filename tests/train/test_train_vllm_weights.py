@@ -24,11 +24,11 @@ from cavesson.errors import ServerError, UserError
 from cavesson.models.parts import untied
 from cavesson.models.tiny import tiny_model
 from cavesson.processes import Processes
-from cavesson.sampling import vllm_weights
-from cavesson.sampling.nccl import unavailable
-from cavesson.sampling.settings import VllmSettings
-from cavesson.sampling.vllm_client import VllmClient
-from cavesson.sampling.vllm_weights import NcclGroup, WeightTransfer
+from cavesson.rollout.engines import vllm_weights
+from cavesson.rollout.engines.nccl import unavailable
+from cavesson.rollout.engines.settings import VllmSettings
+from cavesson.rollout.engines.vllm_client import VllmClient
+from cavesson.rollout.engines.vllm_weights import NcclGroup, WeightTransfer
 from cavesson.train import build
 from cavesson.train.loop import Report
 from cavesson.train.run import Training

@@ -40,7 +40,7 @@ def prompts() -> list[str]:
 
 def reward(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     """Return how bright the responses sound, about 0 before any training."""
-    from cavesson.rewards.sentiment import sentiment
+    from cavesson.rollout.rewards.sentiment import sentiment
 
     return [score - 0.2 for score in sentiment(prompts, responses)]
 

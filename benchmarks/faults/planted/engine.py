@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup, separate_sampler, synchronise
-from cavesson.sampling import distribution
+from cavesson.rollout.engines import distribution
 from cavesson.train.run import Training
 
 

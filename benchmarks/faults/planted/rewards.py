@@ -119,7 +119,7 @@ def rare_outliers(setup: Setup, level: float) -> None:
 @fault(causes=["one-part-dominates"], levels=(10, 30, 100))
 def one_part_dominates(setup: Setup, level: float) -> None:
     """Two parts, of which one is so many times as large."""
-    from cavesson.rewards.table import Reward
+    from cavesson.rollout.rewards.table import Reward
 
     def small(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:
         return [float(len(set(response.split()))) / 20 for response in responses]

@@ -7,8 +7,8 @@ import torch
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup
 from cavesson.algorithms.runs import RolloutRun
-from cavesson.sampling import sampler as sampler_module
-from cavesson.sampling.responses import Responses
+from cavesson.rollout.engines import sampler as sampler_module
+from cavesson.rollout.engines.responses import Responses
 
 
 @fault(causes=["filtered-sampling"], levels=(20, 8, 3))

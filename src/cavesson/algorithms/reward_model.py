@@ -61,7 +61,7 @@ class RewardModelRun(ExampleRun):
 
     def examples(self, tokenizer: "PreTrainedTokenizerBase") -> "Examples[PairTokens]":
         """Read pairs the way rewards read responses: as text, followed by the tokenizer's end tokens."""
-        from cavesson.rewards.pairs import load_pair_texts
+        from cavesson.rollout.rewards.pairs import load_pair_texts
 
         return load_pair_texts(self.data, tokenizer, self.seed)
 
@@ -93,8 +93,8 @@ class RewardModelRun(ExampleRun):
 
         Also record in the model's config whether the training texts begin with start tokens.
         """
-        from cavesson.rewards.pairs import record_start
-        from cavesson.rewards.report import report
+        from cavesson.rollout.rewards.pairs import record_start
+        from cavesson.rollout.rewards.report import report
 
         record_start(role.model, tokenizer, examples)
         report(role, tokenizer, examples, processes, folder, self.evaluation_size)

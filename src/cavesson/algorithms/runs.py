@@ -31,10 +31,10 @@ from cavesson.integrations.trackers import Names
 from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
 from cavesson.object_storage import checked_url
 from cavesson.processes import Processes
-from cavesson.rewards.cleaning import CleaningSettings
-from cavesson.rewards.settings import RewardSettings, ShapingSettings
+from cavesson.rollout.engines.settings import SamplingSettings
+from cavesson.rollout.rewards.cleaning import CleaningSettings
+from cavesson.rollout.rewards.settings import RewardSettings, ShapingSettings
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.sampling.settings import SamplingSettings
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,8 +16,8 @@ from cavesson.integrations.trackers import require
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import build_rewards, rehearse
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import build_rewards, rehearse
 from cavesson.train.build import check_place
 from cavesson.train.prompts import Columns, conversation_of, prompts_of, tried
 from cavesson.train.resuming import flattened

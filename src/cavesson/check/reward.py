@@ -21,7 +21,7 @@ from cavesson.errors import UserError
 from cavesson.findings.finding import Finding, Fine, Result, Results, SkippedCheck
 from cavesson.randomness import Purpose, generator
 from cavesson.record import run_info
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.settings import RewardSettings
 
 Numbers = NDArray[np.float64]
 Score = Callable[[Sequence[int], Sequence[str]], Sequence[float]]

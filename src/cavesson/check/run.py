@@ -35,8 +35,8 @@ from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton, weight_bytes
 from cavesson.processes import Processes
 from cavesson.registry import chosen_by_plan
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import Reward, build_rewards, rehearse, score
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import Reward, build_rewards, rehearse, score
 from cavesson.tools.settings import ScorerSettings
 from cavesson.train.by_plan import left_to_plan, with_choices
 from cavesson.train.prompts import check_rewards, conversation_of, prompts_of, tried

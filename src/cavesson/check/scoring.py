@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from cavesson.check.answers import Answer, Task
 from cavesson.check.swallowed import Raised, exceptions_of_user
 from cavesson.data.prompts import PromptSet
-from cavesson.rewards.concurrent import event_loop
-from cavesson.rewards.table import Reward, Scored
-from cavesson.rewards.table import score as score_responses
 from cavesson.rollout import contract
 from cavesson.rollout.answering import answered, as_message, end_of
 from cavesson.rollout.calling import Caller
 from cavesson.rollout.conversation import Conversation, joined
 from cavesson.rollout.environments import Instance, Kind
+from cavesson.rollout.rewards.concurrent import event_loop
+from cavesson.rollout.rewards.table import Reward, Scored
+from cavesson.rollout.rewards.table import score as score_responses
 from cavesson.types import Turn
 
 Numbers = NDArray[np.float64]

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from cavesson.errors import in_a_line, is_of_user
-from cavesson.rewards.concurrent import event_loop
+from cavesson.rollout.rewards.concurrent import event_loop
 
 Tracer = Callable[[FrameType, str, Any], Any]
 _ORDINARY = (StopIteration, StopAsyncIteration, GeneratorExit)

@@ -12,12 +12,12 @@ from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
 from cavesson.cluster.worlds import load_classes, packed, unpacked
 from cavesson.errors import UserCodeError, user_code
-from cavesson.rewards.answers import Answers, Part
-from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import Remote, call_rewards
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.surroundings import still_running
-from cavesson.rewards.table import Reward, build_rewards
+from cavesson.rollout.rewards.answers import Answers, Part
+from cavesson.rollout.rewards.arguments import Judged
+from cavesson.rollout.rewards.base import Remote, call_rewards
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.surroundings import still_running
+from cavesson.rollout.rewards.table import Reward, build_rewards
 from cavesson.rollout.settings import EnvironmentSettings
 
 ROLE = "reward-worker"

@@ -8,7 +8,7 @@ from cavesson.cluster.connection import actors, check_placed, enter, result
 from cavesson.errors import ServerError, first_line
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.trained import load_start
-from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.rollout.engines.vllm_server import VllmServer, saved_model
 
 ROLE = "server"
 

@@ -26,8 +26,8 @@ from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.roles import as_on_gpu, fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
 from cavesson.plan.skeleton import bytes_of, loading_bytes, weight_bytes
-from cavesson.sampling.merged import fits, merged_bytes
-from cavesson.sampling.settings import MergesAdapters
+from cavesson.rollout.engines.merged import fits, merged_bytes
+from cavesson.rollout.engines.settings import MergesAdapters
 from cavesson.train.in_backward import optimizer_of
 from cavesson.types import Batch
 

@@ -12,7 +12,7 @@ from cavesson.align.stages import Stage, StageState, TrainingStage, start_of
 from cavesson.config import Settings, check, load
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.settings import RewardSettings
 
 
 class Planned(NamedTuple):

@@ -22,10 +22,10 @@ from cavesson.ops.chunks import visiting
 from cavesson.ops.masked import weighted_mean
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
-from cavesson.sampling.decoder import Decoder, can_replace, new_cache
-from cavesson.sampling.distribution import draw, sampling_logprobs
-from cavesson.sampling.memory_check import replaced_together, spare_columns
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.rollout.engines.decoder import Decoder, can_replace, new_cache
+from cavesson.rollout.engines.distribution import draw, sampling_logprobs
+from cavesson.rollout.engines.memory_check import replaced_together, spare_columns
+from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 

@@ -1,1 +1,1 @@
-"""Rollouts of many turns: tools, environments, and what a chat template adds between the turns."""
+"""Rollouts: engines that sample, rewards that score, and episodes of many turns with tools and environments."""

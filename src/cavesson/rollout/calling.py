@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from cavesson.errors import UserCodeError, in_a_line, place_of, user_code
 from cavesson.functions import line_of
-from cavesson.rewards.concurrent import event_loop, is_async
-from cavesson.rewards.surroundings import still_running
+from cavesson.rollout.rewards.concurrent import event_loop, is_async
+from cavesson.rollout.rewards.surroundings import still_running
 from cavesson.rollout.tools import Tool, problem_of
 from cavesson.rollout.types import Answered, Call
 

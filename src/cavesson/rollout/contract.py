@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from cavesson.errors import UserCodeError, user_code
-from cavesson.rewards.answers import AnswerError, checked
 from cavesson.rollout.calling import Caller, as_text
 from cavesson.rollout.environments import Instance
+from cavesson.rollout.rewards.answers import AnswerError, checked
 from cavesson.text.counting import counted
 
 

@@ -13,7 +13,6 @@ from cavesson.data.prompts import PromptSet, content_of
 from cavesson.data.types import Prompt
 from cavesson.errors import UserError
 from cavesson.record.schema import SOURCES
-from cavesson.rewards.concurrent import event_loop
 from cavesson.rollout import contract
 from cavesson.rollout.answering import answered, as_message, end_of
 from cavesson.rollout.calling import Caller
@@ -21,6 +20,7 @@ from cavesson.rollout.calls import CallFormat
 from cavesson.rollout.continuation import Continuation
 from cavesson.rollout.environments import Environments, Instance, Kind
 from cavesson.rollout.episodes import Episode
+from cavesson.rollout.rewards.concurrent import event_loop
 from cavesson.rollout.settings import EnvironmentSettings
 from cavesson.rollout.types import Call
 from cavesson.types import Turn

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cavesson.data.prompts import padded_prompts
-from cavesson.sampling.responses import Engine, Turns
+from cavesson.rollout.engines.responses import Engine, Turns
 from cavesson.types import Turn
 
 CUT = ("length", "turns")

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
 from cavesson.functions import load_function
-from cavesson.rewards.fingerprint import of_object, of_source
 from cavesson.rollout.environments import Environments, Factory, NoEnvironment
+from cavesson.rollout.rewards.fingerprint import of_object, of_source
 from cavesson.rollout.settings import EnvironmentSettings
 
 _ALONE = "a single turn: the environment has neither tools nor `user_reply`"

@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
-from cavesson.rewards.cleaning import CleaningSettings
+from cavesson.rollout.rewards.cleaning import CleaningSettings
 from cavesson.rollout.settings import EnvironmentSettings
 from cavesson.tools.settings import ResponseSettings, TalkSettings
 from cavesson.train.description import began

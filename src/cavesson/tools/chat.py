@@ -16,8 +16,8 @@ from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
 from cavesson.rollout.conversation import joined
-from cavesson.sampling.decoding import check_generate
-from cavesson.sampling.responses import StopTexts, eos_token_ids
+from cavesson.rollout.engines.decoding import check_generate
+from cavesson.rollout.engines.responses import StopTexts, eos_token_ids
 from cavesson.text.visible import visible
 from cavesson.tools.as_trained import at_date_of, check_answered, talk_as_trained, trained_by
 from cavesson.tools.chat_tools import ChatTools, Reply

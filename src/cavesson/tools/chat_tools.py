@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from cavesson.data.chat import Chat, Tools
 from cavesson.errors import UserError
 from cavesson.functions import line_of
-from cavesson.rewards.concurrent import event_loop
 from cavesson.rollout import contract
 from cavesson.rollout.answering import Said, answered, as_message
 from cavesson.rollout.calling import Caller
 from cavesson.rollout.calls import CallFormat
 from cavesson.rollout.environments import Environments, Instance
 from cavesson.rollout.loading import load_environments
+from cavesson.rollout.rewards.concurrent import event_loop
 from cavesson.rollout.settings import EnvironmentSettings
 
 

@@ -16,9 +16,9 @@ from cavesson.processes import Processes
 from cavesson.record.files import replacing, write_table
 from cavesson.record.write.writable import check_new
 from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.engines.memory_check import check_embedded
+from cavesson.rollout.engines.sampler import Sampler
 from cavesson.rollout.environments import Instance
-from cavesson.sampling.memory_check import check_embedded
-from cavesson.sampling.sampler import Sampler
 from cavesson.text.visible import visible
 from cavesson.tools.as_trained import TrainedBy, as_trained, at_date_of, check_answered, trained_by
 from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings

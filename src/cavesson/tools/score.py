@@ -15,10 +15,10 @@ from cavesson.errors import UserError, print_error
 from cavesson.ops.intervals import Interval, mean_interval, share_interval
 from cavesson.processes import Processes
 from cavesson.record.files import replacing
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
-from cavesson.rewards.table import score as score_all
 from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import Reward, Scored, build_rewards, rehearse
+from cavesson.rollout.rewards.table import score as score_all
 from cavesson.text.counting import counted
 from cavesson.tools.as_trained import TrainedBy, at_date_of, trained_by
 from cavesson.tools.generate import Questions, Response, check_out, write

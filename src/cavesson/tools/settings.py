@@ -8,9 +8,9 @@ from pydantic import Field, field_validator, model_validator
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
 from cavesson.data.settings import ChatSettings, DataSettings, PromptSettings, SpecialTokenMode, TemplateOptions
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.engines.settings import DecodingSettings
+from cavesson.rollout.rewards.settings import RewardSettings
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.sampling.settings import DecodingSettings
 
 
 class UseSettings(Settings):
@@ -124,7 +124,7 @@ class ScorerSettings(Settings):
 def _written_out(scorer: str) -> dict[str, Any]:
     if scorer.startswith(("http://", "https://")):
         return {"use": "http", "options": {"url": scorer}}
-    from cavesson.rewards.table import FUNCTIONS  # slow to import
+    from cavesson.rollout.rewards.table import FUNCTIONS  # slow to import
 
     if scorer in FUNCTIONS or ":" in scorer:
         return {"use": scorer}

@@ -30,17 +30,17 @@ from cavesson.models.sharding import place, skeleton
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
-from cavesson.rewards.base import RewardFunction
-from cavesson.rewards.fingerprint import object_fingerprints, settings_fingerprints
-from cavesson.rewards.shaping import Shaping
-from cavesson.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.engines.building import EngineParts
+from cavesson.rollout.engines.memory_check import check_embedded
+from cavesson.rollout.engines.vllm_server import saved_model
+from cavesson.rollout.engines.vllm_weights import NcclGroup
 from cavesson.rollout.environments import Factory
 from cavesson.rollout.loading import Given, fingerprints
-from cavesson.sampling.engines import EngineParts
-from cavesson.sampling.memory_check import check_embedded
-from cavesson.sampling.vllm_server import saved_model
-from cavesson.sampling.vllm_weights import NcclGroup
+from cavesson.rollout.rewards.base import RewardFunction
+from cavesson.rollout.rewards.fingerprint import object_fingerprints, settings_fingerprints
+from cavesson.rollout.rewards.shaping import Shaping
+from cavesson.rollout.rewards.table import Reward, build_rewards, check_columns, rehearse
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.held_out import HeldOut

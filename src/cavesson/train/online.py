@@ -20,7 +20,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
 from cavesson.randomness import Purpose, generator
-from cavesson.rewards.shaping import RunningMoments, Shaping
+from cavesson.rollout.rewards.shaping import RunningMoments, Shaping
 from cavesson.train.batches import Batches
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.held_out import HeldOut

@@ -12,11 +12,11 @@ from cavesson.data.settings import PromptSettings
 from cavesson.errors import UserError
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
-from cavesson.rewards.table import Reward
 from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.engines.settings import DecodingSettings
 from cavesson.rollout.loading import Given, load_environments
+from cavesson.rollout.rewards.table import Reward
 from cavesson.rollout.settings import EnvironmentSettings
-from cavesson.sampling.settings import DecodingSettings
 
 Columns = Mapping[str, Sequence[Any]]
 NOTHING = Given()

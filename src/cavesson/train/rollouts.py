@@ -13,11 +13,11 @@ from cavesson.data.prompts import PromptSet, padded_prompts
 from cavesson.errors import UserCodeError
 from cavesson.models.policy import Policy
 from cavesson.ops import kl
-from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
-from cavesson.rewards.table import Reward, score
 from cavesson.rollout.conversation import Conversation
+from cavesson.rollout.engines.responses import Engine
 from cavesson.rollout.episodes import Episode, play
-from cavesson.sampling.responses import Engine
+from cavesson.rollout.rewards.cleaning import CleaningSettings, discard, is_discarded
+from cavesson.rollout.rewards.table import Reward, score
 from cavesson.types import Batch, Rollouts, Scores
 
 T = TypeVar("T")

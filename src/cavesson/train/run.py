@@ -34,9 +34,9 @@ from cavesson.record.storage import check_new_record, reaching
 from cavesson.record.write.new_folder import check_free
 from cavesson.record.write.writable import check_writable
 from cavesson.registry import name_of
-from cavesson.rewards.base import RewardFunction
-from cavesson.rewards.table import Reward
 from cavesson.rollout.environments import Factory
+from cavesson.rollout.rewards.base import RewardFunction
+from cavesson.rollout.rewards.table import Reward
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.by_plan import choices, described, keep, with_choices

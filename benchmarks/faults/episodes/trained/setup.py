@@ -18,7 +18,7 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.raft import RAFTRun
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.algorithms.sft import SFTRun
-from cavesson.rewards.base import RewardFunction
+from cavesson.rollout.rewards.base import RewardFunction
 from cavesson.train.run import Training
 
 RUNS = {"grpo": GRPORun, "rloo": RLOORun, "ppo": PPORun, "raft": RAFTRun}

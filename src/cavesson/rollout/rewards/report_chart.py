@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cavesson.rewards.report_figures import CALIBRATION, ScoredPairs
+from cavesson.rollout.rewards.report_figures import CALIBRATION, ScoredPairs
 
 _CHOSEN, _REJECTED, _GUIDE = "#1a73e8", "#9aa0a6", "#5f6368"
 

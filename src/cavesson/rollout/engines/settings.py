@@ -114,7 +114,7 @@ class SamplingSettings(DecodingSettings):
         return engines()[self.engine]
 
     def build(self, parts: Any) -> Any:
-        """Return the `Engine` that is built from `cavesson.sampling.engines.EngineParts`, ready to sample."""
+        """Return the `Engine` that is built from `cavesson.rollout.engines.building.EngineParts`, ready to sample."""
         return self.declared.build(parts)
 
     @field_validator("engine")

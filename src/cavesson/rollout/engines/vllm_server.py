@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import UserError
 from cavesson.models.parts import untied
-from cavesson.sampling import supervisor
-from cavesson.sampling.guarded import cavesson_guard
-from cavesson.sampling.settings import VllmSettings
+from cavesson.rollout.engines import supervisor
+from cavesson.rollout.engines.guarded import cavesson_guard
+from cavesson.rollout.engines.settings import VllmSettings
 from cavesson.scratch import Scratch
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

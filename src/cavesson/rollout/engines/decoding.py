@@ -22,10 +22,10 @@ from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe
 from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
 from cavesson.ops.head import head_logits
-from cavesson.sampling.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache, unchanged
-from cavesson.sampling.distribution import Filters, NextTokens, next_tokens
-from cavesson.sampling.kept import ReadRow
-from cavesson.sampling.memory_check import spare_columns
+from cavesson.rollout.engines.decoder import CacheKind, Decoder, can_replace, keeps_tokens_only, new_cache, unchanged
+from cavesson.rollout.engines.distribution import Filters, NextTokens, next_tokens
+from cavesson.rollout.engines.kept import ReadRow
+from cavesson.rollout.engines.memory_check import spare_columns
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""

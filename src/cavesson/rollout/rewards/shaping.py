@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from cavesson.rewards.settings import ShapingSettings
+from cavesson.rollout.rewards.settings import ShapingSettings
 
 
 class RunningMoments:

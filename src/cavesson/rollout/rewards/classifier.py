@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
 from cavesson.ops.linear import without_tf32
-from cavesson.rewards.limits import CutNotice, longest_text
+from cavesson.rollout.rewards.limits import CutNotice, longest_text
 
 _LOGGER = logging.getLogger(__name__)
 

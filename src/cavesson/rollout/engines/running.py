@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from cavesson.sampling.decoder import Decoder
-from cavesson.sampling.distribution import NextTokens, filters_of, next_tokens
-from cavesson.sampling.kept import ReadRow
-from cavesson.sampling.responses import Growing
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.rollout.engines.decoder import Decoder
+from cavesson.rollout.engines.distribution import NextTokens, filters_of, next_tokens
+from cavesson.rollout.engines.kept import ReadRow
+from cavesson.rollout.engines.responses import Growing
+from cavesson.rollout.engines.settings import DecodingSettings
 
 
 class Running:

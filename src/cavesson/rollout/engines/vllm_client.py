@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from cavesson.endpoint import Endpoint, beginning
 from cavesson.errors import ServerError, UserError
-from cavesson.sampling.settings import VllmSettings
+from cavesson.rollout.engines.settings import VllmSettings
 
 T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"

@@ -9,10 +9,10 @@ from typing import Any
 
 from cavesson.errors import UserCodeError, UserError, user_code
 from cavesson.functions import line_of
-from cavesson.rewards.answers import AnswerError, Answers, Part, checked
-from cavesson.rewards.arguments import Arguments, Judged, arguments
-from cavesson.rewards.concurrent import EachResponse, awaited, is_async, judges_one
-from cavesson.rewards.surroundings import put_back, still_running
+from cavesson.rollout.rewards.answers import AnswerError, Answers, Part, checked
+from cavesson.rollout.rewards.arguments import Arguments, Judged, arguments
+from cavesson.rollout.rewards.concurrent import EachResponse, awaited, is_async, judges_one
+from cavesson.rollout.rewards.surroundings import put_back, still_running
 
 RewardFunction = Callable[..., Any]
 """`(prompts, responses, **columns) -> one number per response, or named parts of one number per response each`.

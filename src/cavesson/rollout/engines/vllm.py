@@ -23,11 +23,19 @@ from cavesson.models.policy import Policy
 from cavesson.models.sharding import whole
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
-from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
-from cavesson.sampling.settings import SamplingSettings
-from cavesson.sampling.vllm_client import Sampled, VllmClient
-from cavesson.sampling.vllm_server import VllmServer
-from cavesson.sampling.vllm_weights import WeightTransfer
+from cavesson.rollout.engines.responses import (
+    Growing,
+    Responses,
+    StopTexts,
+    Turns,
+    eos_token_ids,
+    joined,
+    length_limits,
+)
+from cavesson.rollout.engines.settings import SamplingSettings
+from cavesson.rollout.engines.vllm_client import Sampled, VllmClient
+from cavesson.rollout.engines.vllm_server import VllmServer
+from cavesson.rollout.engines.vllm_weights import WeightTransfer
 from cavesson.types import Batch, Scores
 
 T = TypeVar("T")

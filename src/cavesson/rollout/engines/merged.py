@@ -21,7 +21,7 @@ from cavesson.models.parts import UNSUPPORTED, causal, close, probe_ids, trunk
 from cavesson.models.quantized import is_quantized
 from cavesson.ops.rounding import rounded_randomly
 from cavesson.randomness import Purpose, generator
-from cavesson.sampling.settings import MergesAdapters
+from cavesson.rollout.engines.settings import MergesAdapters
 
 _SHARE = 0.5
 """Share of the free memory that merged weights may take; the rest of the run, such as an optimiser, needs some too."""

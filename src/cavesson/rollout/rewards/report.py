@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.examples import Examples, PairTokens
 from cavesson.processes import Processes
 from cavesson.record.files import replacing, write_json
-from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, score, summarise, warnings
+from cavesson.rollout.rewards.report_figures import ScoredPairs, extreme_cases, score, summarise, warnings
 
 MAX_CHARACTERS = 600
 """Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
@@ -53,7 +53,7 @@ def write(scored: ScoredPairs, tokenizer: PreTrainedTokenizerBase, folder: Path)
     Returns:
         The statistics that `summarise` computes.
     """
-    from cavesson.rewards.report_chart import draw  # matplotlib takes a second to import
+    from cavesson.rollout.rewards.report_chart import draw  # matplotlib takes a second to import
 
     summary, cases = summarise(scored), extreme_cases(scored, tokenizer)
     write_json(folder / "reward_model.json", {**summary, "warnings": warnings(summary)})

@@ -9,7 +9,7 @@ from functools import cache
 from threading import Thread
 from typing import Any, TypeVar
 
-from cavesson.rewards.arguments import Judged, arguments
+from cavesson.rollout.rewards.arguments import Judged, arguments
 
 T = TypeVar("T")
 LIMIT = 16

@@ -15,8 +15,8 @@ from types import CodeType
 from typing import Any
 
 from cavesson.models.load import model_folder, resolve
-from cavesson.rewards.settings import RewardSettings
-from cavesson.rewards.table import MODELS, Reward
+from cavesson.rollout.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.table import MODELS, Reward
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 _MODEL_FILES = (".safetensors", ".bin", ".gguf", ".json", ".jinja", ".model")

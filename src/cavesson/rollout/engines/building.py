@@ -13,11 +13,11 @@ from cavesson.models.compiled import Compile
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
 from cavesson.processes import Processes
-from cavesson.sampling.decoding import check_scoring, full_passes
-from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
-from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_server import VllmServer
+from cavesson.rollout.engines.decoding import check_scoring, full_passes
+from cavesson.rollout.engines.sampler import Sampler
+from cavesson.rollout.engines.settings import SamplingSettings
+from cavesson.rollout.engines.vllm import VllmSampler
+from cavesson.rollout.engines.vllm_server import VllmServer
 from cavesson.scratch import Scratch
 
 

@@ -17,8 +17,8 @@ from cavesson.models.parts import causal, output_head, trunk
 from cavesson.models.policy import positions
 from cavesson.models.shared_prompts import distinct
 from cavesson.ops.head import head_logits
-from cavesson.sampling.kept import ReadRow, load, read_row
-from cavesson.sampling.recorded import RecordedStep
+from cavesson.rollout.engines.kept import ReadRow, load, read_row
+from cavesson.rollout.engines.recorded import RecordedStep
 
 CacheKind = Literal["recorded", "static", "growing"]
 """Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""

@@ -8,18 +8,18 @@ import torch
 
 from cavesson.errors import UserCodeError, UserError
 from cavesson.functions import load_function
-from cavesson.rewards.answers import Part
-from cavesson.rewards.arguments import Judged
-from cavesson.rewards.base import Remote, RewardFunction, call_rewards
-from cavesson.rewards.classifier import ClassifierReward
-from cavesson.rewards.code import CodeReward, tests_of
-from cavesson.rewards.concurrent import LIMIT, EachResponse, judges_one
-from cavesson.rewards.exact_match import exact_match, right_answers
-from cavesson.rewards.http import HttpReward
-from cavesson.rewards.lowercase import lowercase
-from cavesson.rewards.pipeline import PipelineReward
-from cavesson.rewards.sentiment import sentiment
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rollout.rewards.answers import Part
+from cavesson.rollout.rewards.arguments import Judged
+from cavesson.rollout.rewards.base import Remote, RewardFunction, call_rewards
+from cavesson.rollout.rewards.classifier import ClassifierReward
+from cavesson.rollout.rewards.code import CodeReward, tests_of
+from cavesson.rollout.rewards.concurrent import LIMIT, EachResponse, judges_one
+from cavesson.rollout.rewards.exact_match import exact_match, right_answers
+from cavesson.rollout.rewards.http import HttpReward
+from cavesson.rollout.rewards.lowercase import lowercase
+from cavesson.rollout.rewards.pipeline import PipelineReward
+from cavesson.rollout.rewards.sentiment import sentiment
+from cavesson.rollout.rewards.settings import RewardSettings
 
 FUNCTIONS: dict[str, RewardFunction] = {"exact_match": exact_match, "lowercase": lowercase, "sentiment": sentiment}
 MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {

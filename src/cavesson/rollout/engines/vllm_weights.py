@@ -21,9 +21,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from cavesson.errors import ServerError, UserError, first_line
 from cavesson.models.parts import causal
 from cavesson.processes import Processes
-from cavesson.sampling.nccl import Communicator, new_identity, unavailable
-from cavesson.sampling.vllm_client import VllmClient
-from cavesson.sampling.vllm_server import NCCL_FLAGS
+from cavesson.rollout.engines.nccl import Communicator, new_identity, unavailable
+from cavesson.rollout.engines.vllm_client import VllmClient
+from cavesson.rollout.engines.vllm_server import NCCL_FLAGS
 
 _IN_FLIGHT = 1 << 30
 """Bytes that are sent before the trainer waits until servers have them."""

@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.rollout.engines.settings import DecodingSettings
 from cavesson.types import Batch
 
 _BROKEN = "\ufffd"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.rollout.engines.settings import DecodingSettings
 
 _PIECE = 512
 """Tokens whose probabilities are summed before they are looked at one by one."""

@@ -14,14 +14,22 @@ from cavesson.models.compiled import Compile
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
-from cavesson.sampling.decoder import CacheKind, Decoder, new_cache
-from cavesson.sampling.decoding import Decoding, check_scoring, choose_decoding, full_passes
-from cavesson.sampling.kept import ReadRow, unpadded
-from cavesson.sampling.memory_check import check_room, kept_bytes, replaced_together, spare_columns
-from cavesson.sampling.merged import Merging
-from cavesson.sampling.responses import Growing, Responses, StopTexts, Turns, eos_token_ids, joined, length_limits
-from cavesson.sampling.running import Running
-from cavesson.sampling.settings import DecodingSettings, MergesAdapters
+from cavesson.rollout.engines.decoder import CacheKind, Decoder, new_cache
+from cavesson.rollout.engines.decoding import Decoding, check_scoring, choose_decoding, full_passes
+from cavesson.rollout.engines.kept import ReadRow, unpadded
+from cavesson.rollout.engines.memory_check import check_room, kept_bytes, replaced_together, spare_columns
+from cavesson.rollout.engines.merged import Merging
+from cavesson.rollout.engines.responses import (
+    Growing,
+    Responses,
+    StopTexts,
+    Turns,
+    eos_token_ids,
+    joined,
+    length_limits,
+)
+from cavesson.rollout.engines.running import Running
+from cavesson.rollout.engines.settings import DecodingSettings, MergesAdapters
 from cavesson.types import Batch
 
 DROP_AT: dict[CacheKind, float] = {"recorded": 0.25, "static": 0.75, "growing": 0.75}
