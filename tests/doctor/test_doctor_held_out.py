@@ -55,7 +55,7 @@ def test_what_held_out_responses_show_is_still_found(tables: dict[bool, Diagnosi
 def test_beside_training_responses_held_out_ones_are_not_judged(tmp_path: Path) -> None:
     """Also in a run of Cavesson's that has not trained yet."""
     write_run(tmp_path / "both", {})
-    write_run(tmp_path / "own", {"cavesson": "1.0"})
+    write_run(tmp_path / "own", {"cavesson": "1.0", "algorithm": "grpo"})
     for name, splits in (("both", ["train", "eval"]), ("own", ["eval"])):
         with Recorder(tmp_path / name, attempt=begin_attempt(tmp_path / name, 0)) as recorder:
             for sample, split in enumerate(splits):

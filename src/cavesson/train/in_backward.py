@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.algorithms.settings import OptimizerSettings
-from cavesson.train.optimizer import Optimizer, backward
+from cavesson.train.optimizer import Optimizer, compiling
 
 
 class InBackward(Optimizer):
@@ -47,7 +47,8 @@ class InBackward(Optimizer):
         """Measure the gradients of a loss, which has to be that of the whole mini-batch."""
         assert self._loss is None, "a gradient is complete only after the last micro-batch"
         self._loss, self._is_measuring = loss, True
-        backward(loss, retain_graph=True)
+        with compiling():
+            loss.backward(retain_graph=True)
         self._is_measuring = False
 
     def grad_norm(self, limit: float | None) -> Tensor:
@@ -60,7 +61,8 @@ class InBackward(Optimizer):
     def step(self, learning_rate: float) -> None:
         self._set(learning_rate)
         assert self._loss is not None
-        backward(self._loss)
+        with compiling():
+            self._loss.backward()
 
 
 def optimizer_of(module: nn.Module, settings: RolloutRun | ExampleRun) -> Optimizer:

@@ -1,7 +1,8 @@
 """AdamW in float32 for weights of any dtype, with a state that can be saved as safetensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,8 @@ class Optimizer:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss of a micro-batch."""
-        backward(loss)
+        with compiling():
+            loss.backward()
 
     def grad_norm(self, limit: float | None) -> Tensor:
         """Return the norm of all gradients together, and scale them down to `limit` if it is larger."""
@@ -109,14 +111,14 @@ class Optimizer:
                     fill(state[key], saved)
 
 
-def backward(loss: Tensor, retain_graph: bool = False) -> None:
-    """Compute the gradients of a loss.
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Raise a UserError if the backward pass in this block needs code that cannot be compiled.
 
-    Raises:
-        UserError: this needs code that cannot be compiled. Inside a backward pass, plain layers cannot take over.
+    Inside a backward pass, plain layers cannot take over.
     """
     try:
-        loss.backward(retain_graph=retain_graph)
+        yield
     except NOT_COMPILED as error:
         raise UserError(
             f"the backward pass cannot be compiled: {cause(error)}; set model.compile to none, and resume the run with "

@@ -118,15 +118,16 @@ def _dead(
         sick = sick and bool(floor < earlier.mean())
         # A verifier fails at once. Where the passes became fewer before, the policy has lost what it could do.
         alive = mean_by_step(everything.step, (everything.value > floor).astype(float))
-        sick = sick and not _dwindles(alive.where(alive.step < first))
+        sick = sick and not _dwindles(alive.where(alive.step < first), 1 - limit)
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
     return Reading(share, sick, first, data.step_evidence([first]), words, curve)
 
 
-def _dwindles(alive: Series) -> bool:
-    """Return whether the share of responses above the lowest score was already low in the last steps."""
+def _dwindles(alive: Series, few: float) -> bool:
+    """Return whether the share of responses above the lowest score was already low before it became ``few``."""
+    alive = alive.where(alive.step <= alive.step[alive.value > few].max(initial=-1))
     if len(alive) < 2 * LATEST:
         return False
     late = alive.value[-LATEST:]
