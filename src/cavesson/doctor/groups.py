@@ -48,12 +48,13 @@ def equal_by_chance(rows: Rows, values: Array, found: Groups) -> Array:
 
     The probability is Σ p(v)^m over the values v of the step, for a group of m.
     """
-    there = np.isfinite(values)
     chance = np.zeros(len(found.step))
-    for step in np.unique(found.step):
-        _, count = np.unique(values[there & (rows.step == step)].round(6), return_counts=True)
-        here = found.step == step
-        chance[here] = ((count / count.sum())[:, None] ** found.members[here]).sum(0)
+    steps = np.unique(found.step)
+    of_rows, of_groups = (np.searchsorted(step, [steps, steps + 1]).T for step in (rows.step, found.step))
+    for (first, stop), (begin, end) in zip(of_rows, of_groups, strict=True):
+        own = values[first:stop]
+        _, count = np.unique(own[np.isfinite(own)].round(6), return_counts=True)
+        chance[begin:end] = ((count / count.sum())[:, None] ** found.members[begin:end]).sum(0)
     return chance
 
 

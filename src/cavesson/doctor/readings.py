@@ -125,6 +125,8 @@ class Lengths(NamedTuple):
 
     def by_step(self, statistic: Callable[[Array], Any] = np.mean) -> Series:
         """Return a statistic of the lengths of each step, as if its episodes were of the same kinds as all of them."""
+        if not self.kind.any():  # all are of one kind
+            return self.rows.by_step(self.each, statistic)
         return self.rows.by_step(self.each - kind_effects(self.each, self.kind, self.rows.step), statistic)
 
     def within(self, values: Array) -> Array:
