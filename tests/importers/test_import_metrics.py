@@ -101,11 +101,16 @@ def test_what_is_not_read_is_named(tmp_path):
         f"2 metrics of 1 step read from {path}",
         "the step of the metrics is 'train/global_step'",
         f"1 line of {path} without a step, not read",
-        f"not numbers, or names of the record, and not read from {path}: h, note",
+        f"not read from {path}, because it is not a number or has a reserved name: h, note",
         f"1 value of {path} replaced by a later one of the same step",
     ]
 
 
+TURN = {
+    "prompt_token_ids": [1], "completion_token_ids": [2], "per_token_logps": [-1.0], "loss_mask": [0, 1],
+    "request": {"messages": [{"role": "user", "content": "p"}]},
+    "response": {"choices": [{"message": {"role": "assistant", "content": "r"}, "finish_reason": "stop"}]},
+}  # fmt: skip
 REWARDS = {0: 0.5, 1: 0.75, 2: 1.0, 3: 0.25}
 
 
@@ -130,6 +135,35 @@ def test_metrics_are_not_moved_without_a_proof(tmp_path, rewards):
     assert [*found.values] == [1, 2, 3, 4]
 
 
+def test_metrics_of_rollouts_without_scores_stay_where_they_are(tmp_path):
+    rollouts = [{"step": step, "reward": None} for step in range(4)]
+    lines(tmp_path / "traces.jsonl", *({"schema_version": 1, "turns": [TURN], **one} for one in rollouts))
+    import_run(tmp_path / "traces.jsonl", tmp_path / "run", metrics=log_of(tmp_path, 1))
+    assert cavesson.open(tmp_path / "run").steps()["step"].to_pylist() == [1, 2, 3, 4]
+
+
+def test_scalars_of_tensorflow_are_read_and_other_kinds_named(tmp_path):
+    import numpy as np
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    writer = EventFileWriter(str(tmp_path))
+    for name, value in (("loss", 0.5), ("weights", np.zeros(3))):
+        tensor = make_tensor_proto(np.asarray(value, np.float32))
+        writer.add_event(Event(step=3, summary=Summary(value=[Summary.Value(tag=name, tensor=tensor)])))
+    writer.close()
+    found = read_metrics(tmp_path)
+    assert found.values == {3: {"loss": 0.5}}
+    assert found.notes[-1].endswith("reserved name: weights")
+
+
+def test_an_integer_beyond_floats_is_not_a_metric(tmp_path):
+    lines(tmp_path / "log.jsonl", {"step": 1, "loss": 1.0, "hash": 10**400})
+    assert read_metrics(tmp_path / "log.jsonl").values == {1: {"loss": 1.0}}
+
+
 def test_steps_that_no_rollout_has_are_reported(tmp_path):
     note = aligned(read_metrics(log_of(tmp_path, 100)), REWARDS).notes[-1]
     assert note == "no metric is of a step with rollouts: these have the steps 0 to 3"
@@ -144,9 +178,11 @@ def test_steps_that_no_rollout_has_are_reported(tmp_path):
         ("log.jsonl", "[1]\n", "log.jsonl, line 1: expected an object with a step and metrics, not list"),
         ("log.json", '{"loss": 1}', "log.json has no metrics: expected a list of objects, or one in `log_history`"),
         ("log.jsonl", '{"loss": 1}\n', "log.jsonl has no metrics: no line has a step"),
-        ("log.csv", "step,note\n1,hello\n", "log.csv has no metrics: no line has a number beside the step"),
+        ("log.csv", "step,note\n1,hello\n", "log.csv has no metrics: no line has a number besides the step"),
         ("log.csv", "", "log.csv has no metrics: it is empty"),
         ("two.csv", "Step,a - loss,b - loss\n1,2,3\n", "two.csv has the metrics of 2 runs: a, b; export one of them"),
+        ("twice.csv", "step,a,a\n1,2,3\n", "twice.csv has the column 'a' twice; rename one of them"),
+        ("long.csv", "step,a\n1,2\n2,3,4\n", "long.csv, line 3: more cells than columns"),
         ("folder", None, "does not exist"),
     ],
 )

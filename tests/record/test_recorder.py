@@ -210,6 +210,18 @@ def test_tensors_and_attention_masks_are_taken_as_they_are(folder):
     assert found["learned"].to_pylist() == [True, True, False, True, True]
 
 
+@pytest.mark.parametrize(
+    "values", [torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(2, 3, requires_grad=True)], ids=["half", "gradient"]
+)
+def test_a_tensor_that_is_no_array_is_refused_with_the_way_to_pass_it(folder, values):
+    rows, tokens = rollouts()
+    message = r"tokens column 'logprob' \(.*\): pass it as .detach\(\).float\(\).cpu\(\)"
+    with Recorder(folder) as recorder:
+        with pytest.raises(ValueError, match=message):
+            recorder.rollouts(0, rows, tokens | {"logprob": values})
+        recorder.rollouts(0, rows, tokens | {"logprob": values.detach().float().cpu()})
+
+
 @pytest.mark.parametrize("column", ["prompt", "response", "reward"])
 def test_missing_required_columns_are_refused_at_once(folder, column):
     rows, tokens = rollouts()

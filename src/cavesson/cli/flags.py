@@ -191,8 +191,8 @@ def _print_group(command: str, settings: list[_Setting], titles: dict[str, str],
     name = wanted.replace("-", "_")
     if name not in titles:
         near = difflib.get_close_matches(name, [*titles, "all"], n=1)
-        resume_hint = f"did you mean {command} --help {near[0]}?" if near else f"{command} --help lists the groups"
-        raise UserError(f"there is no group of settings {wanted!r}; {resume_hint}")
+        hint = f"did you mean {command} --help {near[0]}?" if near else f"{command} --help lists the groups"
+        raise UserError(f"there is no group of settings {wanted!r}; {hint}")
     console().print(f"{name}: {' '.join(titles[name].split())}\n", highlight=False, markup=False)
     _print_settings([one for one in settings if one.name == name or one.group == name])
     inner = [(one, title) for one, title in titles.items() if one.startswith(f"{name}.")]

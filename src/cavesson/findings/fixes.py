@@ -87,7 +87,7 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
 
 
 def in_run(setting: str, info: Mapping[str, Any]) -> str:
-    """Return the dotted name of a setting in a run, in the section of its own algorithm."""
+    """Return the dotted name of a setting in a run, in the section of the run's algorithm."""
     group, _, last = setting.partition(".")
     return f"{section_of(info) or group}.{last}" if group in _SECTIONS else setting
 

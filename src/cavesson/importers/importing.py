@@ -1,6 +1,7 @@
 """Read another tool's files into a run folder: once, or continuously while they are being written."""
 
 import json
+import math
 import signal
 import time
 from base64 import b64encode
@@ -226,7 +227,8 @@ def _rewards(folder: Path) -> dict[int, float]:
     held_out = is_held_out(rows["split"])
     trained = rows.filter(pc.invert(held_out))
     means = (trained if len(trained) else rows).group_by("step").aggregate([("reward", "mean")])
-    return dict(zip(means["step"].to_pylist(), means["reward_mean"].to_pylist(), strict=True))
+    pairs = zip(means["step"].to_pylist(), means["reward_mean"].to_pylist(), strict=True)
+    return {step: math.nan if mean is None else mean for step, mean in pairs}
 
 
 def _portions(files: Iterable[File]) -> Iterator[list[File]]:

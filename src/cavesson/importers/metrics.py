@@ -45,13 +45,15 @@ def read_metrics(path: Path) -> Metrics:
     if not path.exists():
         raise UserError(f"{path} does not exist")
     lines = [_Line.of(line) for line in _lines_of(path)]
-    known = [line for line in lines if line.step is not None]
     values: dict[int, dict[str, float]] = {}
-    for line in known:
+    for line in lines:
         if line.step is not None and line.metrics:
             values.setdefault(line.step, {}).update(line.metrics)
     if not values:
-        reason = "no line has a number beside the step" if known else "no line has a step" if lines else "it is empty"
+        has_step = any(line.step is not None for line in lines)
+        reason = (
+            "no line has a number besides the step" if has_step else "no line has a step" if lines else "it is empty"
+        )
         raise UserError(f"{path} has no metrics: {reason}")
     return Metrics({step: values[step] for step in sorted(values)}, list(_notes(path, lines, values)))
 
@@ -88,7 +90,7 @@ def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str,
     if without := sum(line.step is None for line in lines):
         yield f"{counted(without, 'line')} of {path} without a step, not read"
     if left := sorted({name for line in lines for name in line.left} - names):
-        yield f"not numbers, or names of the record, and not read from {path}: {_some(left)}"
+        yield f"not read from {path}, because it is not a number or has a reserved name: {_some(left)}"
     if repeated := sum(len(line.metrics) for line in lines) - sum(map(len, values.values())):
         yield f"{counted(repeated, 'value')} of {path} replaced by a later one of the same step"
 
@@ -137,12 +139,10 @@ def _order(name: str) -> int:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, str | int | float) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _lines_of(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -161,9 +161,15 @@ def _table(path: Path) -> Iterator[dict[str, str]]:
     """Yield the lines of a CSV file, without the cells that are empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            reader = csv.DictReader(file, restkey="", restval="")
-            names = _exported(path, reader.fieldnames or [])
+            reader = csv.DictReader(file, restval="")
+            columns = reader.fieldnames or []
+            if len(set(columns)) < len(columns):
+                twice = next(name for name in columns if columns.count(name) > 1)
+                raise UserError(f"{path} has the column {twice!r} twice; rename one of them")
+            names = _exported(path, columns)
             for line in reader:
+                if None in line:
+                    raise UserError(f"{path}, line {reader.line_num}: more cells than columns")
                 yield {names[name]: cell for name, cell in line.items() if name in names and cell.strip()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read as CSV: {error}") from error
@@ -224,16 +230,24 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
     if find_spec("tensorboard") is None:
         raise UserError(f"{path} needs TensorBoard to be read; install it with: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
 
     files = [path] if path.is_file() else sorted({file.parent for file in path.rglob(EVENTS)})
     if len(files) != 1:
         found = f"{len(files)} folders with" if files else "no"
         raise UserError(f"{path} has {found} TensorBoard events; name the folder or file of one run")
-    events = EventAccumulator(str(files[0]), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
-    for name in events.Tags()["scalars"]:
+    tags = events.Tags()
+    for name in tags["scalars"]:
         for event in events.Scalars(name):
             yield {"step": event.step, name: event.value}
+    for name in tags["tensors"]:  # TensorFlow writes scalars as tensors
+        for event in events.Tensors(name):
+            values = make_ndarray(event.tensor_proto)
+            yield {"step": event.step, name: values.item() if values.size == 1 else None}
+    for kind in ("images", "audio", "histograms"):
+        yield from ({"step": 0, name: None} for name in tags[kind])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ MIN_GROUPS, MIN_PAIRS = 20, 20
 SURE = 1e-4
 """Probability by chance below which an order is not chance. Runs have many ways to be ordered a little."""
 COMMON = 0.3
-"""Share of the prompts from which a word that they have says nothing of a row."""
+"""A word in more than this share of the prompts does not identify a row."""
 ORDER = 4.0
 """Standard errors from which lengths are ordered, too, so that the trainer may have sorted the rollouts."""
 
@@ -74,7 +74,7 @@ def environment_leaks(data: RunData, *, limit: float = 0.05) -> Reading | None:
 def _of_rewards(data: RunData, turns: Turns) -> _Leak | None:
     """Measure whether rewards of one prompt's episodes rise or fall with the order in which they were sampled.
 
-    What an answer earns on average says nothing of the order, and is subtracted where the right answer is recorded.
+    Where the right answer is recorded, the mean reward of each answer is subtracted: it does not depend on the order.
     """
     rows = turns.rows
     reward = rows["reward"]

@@ -34,7 +34,7 @@ def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] |
     """
     check_names("tokens", tokens, [*GIVEN_TOKENS, "attended", "mask"], set())
     called = "mask" if "mask" in tokens else "attended"
-    given: dict[str, Any] = {name: _array(values) for name, values in tokens.items()}
+    given: dict[str, Any] = {name: _array(name, values) for name, values in tokens.items()}
     if "mask" in given:
         if clash := given.keys() & {"attended", "learned"}:
             raise ValueError(f"tokens have {min(clash)!r} and 'mask', the earlier name of 'attended': leave out 'mask'")
@@ -52,9 +52,12 @@ def checked_tokens(tokens: Mapping[str, Any], rows: Mapping[str, Sequence[Any] |
     return given
 
 
-def _array(values: Any) -> Any:
+def _array(name: str, values: Any) -> Any:
     """Return an array or tensor as an array, and anything else as it is."""
-    return np.asarray(values) if hasattr(values, "__array__") else values
+    try:
+        return np.asarray(values) if hasattr(values, "__array__") else values
+    except (TypeError, RuntimeError) as error:  # a tensor with a gradient, in bfloat16, or on a GPU
+        raise ValueError(f"tokens column {name!r} ({error}): pass it as .detach().float().cpu()") from error
 
 
 def _as_boolean(mask: Any) -> Any:

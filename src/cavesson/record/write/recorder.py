@@ -322,7 +322,7 @@ class Recorder:
             write()
 
     def _use_fallback(self, error: Exception) -> None:
-        """Switch to the fallback folder after an error; raise the error if there is no such folder."""
+        """Switch to the fallback folder after an error; without one, raise the error."""
         if self._fallback is None or isinstance(error, UserError):
             raise error
         self._files, self._lock, self._newest_file = Folder(self._fallback), None, ""

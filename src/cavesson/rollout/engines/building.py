@@ -52,7 +52,8 @@ class EngineParts:
     folder: Path
     """where weights are written for servers that others started"""
     start_servers: Callable[[int, int], tuple[tuple[str, str], ...]] | None = None
-    """starts servers elsewhere for so many tokens and adapters, and returns their URLs and keys; None: not elsewhere"""
+    """starts remote servers, given the longest sequence in tokens and the rank of adapters, and returns their URLs and
+    keys; None: no remote servers"""
 
 
 def transformers_engine(parts: EngineParts) -> Sampler:
