@@ -10,8 +10,6 @@ from cavesson.doctor.series import Array
 
 EQUAL = 1e-9
 """Standard deviation below which the rewards of a group are equal."""
-
-
 ROUNDS = 8
 """Times that the means of each kind are subtracted."""
 

@@ -1,6 +1,5 @@
 """What a run has recorded: settings, metrics, rollouts, and a sample with texts and tokens."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy, deepcopy
 from functools import cached_property
@@ -260,16 +259,11 @@ class RecordedData:
         Of an episode, that is the text of the policy's turns. A call is an action and has the form that its tool asks
         for, and the policy has not written what comes between its turns.
         """
-        rows, turns, said = self.sample.rows, self.turns, defaultdict[int, list[str]](list)
-        for line, role, text in zip(turns.line.tolist(), turns.role, turns.texts("text"), strict=True):
-            if role == "assistant":
-                said[line].append(text or "")
-        if not turns.recorded("text"):
+        rows = self.sample.rows
+        if not self.turns.recorded("text"):
             return rows
-        texts = rows.texts("response")
-        for line, parts in said.items():
-            texts[line] = "\n".join(filter(None, parts))
-        return rows.with_texts("response", texts)
+        both = zip(rows.texts("response"), self.turns.spoken, strict=True)
+        return rows.with_texts("response", ["\n".join(filter(None, said)) if said else text for text, said in both])
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
         """Return the first rollout of each of the first three given steps as evidence, ignoring None."""

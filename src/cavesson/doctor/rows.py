@@ -45,7 +45,7 @@ class Rows:
         """
         self._table, self._kept, self._derived = table, kept, derived
         self._cut = {} if cut is None else cut
-        self._numbers: dict[str, Array] = {}
+        self._numbers: dict[str, Array] = {}  # of derived columns
         self._as_recorded: dict[str, Array] = {}
         self._is_recorded: dict[str, bool] = {}
 
@@ -65,9 +65,10 @@ class Rows:
 
     def __getitem__(self, name: str) -> Array:
         """Return a numeric column, [n] float64."""
+        if self.recorded(name) or self._derived(name) is None:
+            return self._recorded_numbers(name)
         if name not in self._numbers:
-            derives = not self.recorded(name) and self._derived(name) is not None
-            self._numbers[name] = read_only(numbers(self.column(name))) if derives else self._recorded_numbers(name)
+            self._numbers[name] = read_only(numbers(self.column(name)))
         return self._numbers[name]
 
     def _recorded_numbers(self, name: str) -> Array:
@@ -90,7 +91,10 @@ class Rows:
 
     def words(self, name: str) -> list[list[str]]:
         """Return the words of a text column; none for rollouts without a text."""
-        texts = [text or "" for text in self.texts(name)]
+        return self.cut([text or "" for text in self.texts(name)])
+
+    def cut(self, texts: list[str]) -> list[list[str]]:
+        """Return the words of some texts; each text is cut once for these rollouts and all that come from them."""
         new = list(set(texts) - self._cut.keys())
         self._cut.update(zip(new, words(new), strict=True))
         return [self._cut[text] for text in texts]

@@ -85,6 +85,15 @@ class Turns:
         return read_only(np.append(self.line[1:] != self.line[:-1], True)[: len(self)])
 
     @cached_property
+    def spoken(self) -> list[list[str]]:
+        """[n] for each rollout the texts of the policy's turns, in their order"""
+        found: list[list[str]] = [[] for _ in range(len(self.rows))]
+        for line, role, text in zip(self.line.tolist(), self.role.tolist(), self.texts("text"), strict=True):
+            if role == "assistant":
+                found[line].append(text or "")
+        return found
+
+    @cached_property
     def shape(self) -> Array:
         """[n] for each rollout the number of its kind: equal for episodes with the same speakers and tools in turn"""
         kinds: dict[tuple[tuple[str, str | None], ...], int] = {}

@@ -18,6 +18,11 @@ from cavesson.sorted_arrays import Array
 SPACE, LETTER, SIGN, ALONE = range(4)
 # Kana, CJK ideographs with their extensions and compatibility forms.
 _ALONE = [(0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)]
+A_LETTER = "(?:(?![{}])[^\\W_]|[\\u0300-\\u036f\\u0900-\\u0963\\u0966-\\u0dff])".format(
+    "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in _ALONE)
+)
+"""A regular expression for a letter of a spaced word; in ASCII, ``[^\\W_]``. `\\w` lacks accents and Indic vowel signs,
+and has signs that are words."""
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 _CHARACTERS = 0x110000
 _CASED = 0x20000

@@ -400,10 +400,10 @@ def equal_places(rows: Rows, limit: float) -> Reading | None:
     if size < 3 or len(groups) < MIN_GROUPS:
         return None
     members = np.array(groups)
-    texts = np.array([(text or "").strip() for text in rows.texts("response")], object)
-    text = np.unique(texts.astype(str), return_inverse=True)[1][members]
+    numbers = {"": 0}
+    text = np.array([numbers.setdefault((one or "").strip(), len(numbers)) for one in rows.texts("response")])[members]
     one, other = np.triu_indices(size, 1)
-    equal = (text[:, one] == text[:, other]) & (texts[members] != "")[:, one]  # empty ones are failures
+    equal = (text[:, one] == text[:, other]) & (text[:, one] > 0)  # empty ones are failures
     chance = equal.mean(1)
     apart = chance < 1  # where all are equal, no two places differ from the others
     if apart.sum() < MIN_GROUPS:

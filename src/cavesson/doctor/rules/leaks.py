@@ -95,11 +95,8 @@ def _of_rewards(data: RunData, turns: Turns) -> _Leak | None:
 
 def _answer_and_truth(turns: Turns) -> Array:
     """Return [n] numbers of what the policy says last and of the right answer, equal where both are."""
-    answers: list[str | None] = [None] * len(turns.rows)
-    texts, numbers = turns.texts("text"), dict[tuple[str | None, str | None], int]()
-    for turn in np.flatnonzero(turns.role == "assistant").tolist():
-        answers[int(turns.line[turn])] = texts[turn]
-    pairs = zip(answers, turns.rows.texts("ground_truth"), strict=True)
+    numbers: dict[tuple[str | None, str | None], int] = {}
+    pairs = zip((said[-1] if said else None for said in turns.spoken), turns.rows.texts("ground_truth"), strict=True)
     return np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], np.int64)
 
 

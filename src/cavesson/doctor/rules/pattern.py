@@ -18,7 +18,7 @@ from cavesson.doctor.series import Array, since
 from cavesson.findings.words import Phrase, Share
 from cavesson.text.features import CHARACTER, NGRAM, WORD, features
 from cavesson.text.reward_effect import RewardEffect
-from cavesson.text.words import SIGN, code_points, is_sign, is_spaced, kinds_of, words
+from cavesson.text.words import A_LETTER, SIGN, code_points, is_sign, is_spaced, kinds_of, words
 
 MIN_ROLLOUTS = 120
 FREQUENT = 0.2
@@ -131,16 +131,11 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
-MARKS = "\u0300-\u036f\u0900-\u0963\u0966-\u0dff"
-"""Accents and vowel signs of India, which continue a word but are not in `\\w`; all else in these ranges is."""
-
-
-def expression(pattern: str) -> str:
-    """Return a regular expression that finds a pattern in a text."""
+def expression(pattern: str, letter: str = A_LETTER) -> str:
+    """Return a regular expression that finds a pattern in a text, given one for a letter in such texts."""
     (parts,) = words([pattern])
     plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
-    # `\b` is also beside the combining marks of a word, and not beside an underscore.
-    letter = r"[^\W_]" if pattern.isascii() else rf"[^\W_]|[{MARKS}]"
+    # `\b` is also beside the combining marks of a word, not beside an underscore, and not between 好 and OK.
     begin, end = (f"(?<!{letter})" if is_spaced(parts[0]) else "", f"(?!{letter})" if is_spaced(parts[-1]) else "")
     between = r"\s+" if all(map(is_spaced, parts)) else r"\s*"
     found = between.join(plain)
@@ -149,7 +144,8 @@ def expression(pattern: str) -> str:
 
 def _discarding(value: list[str], data: RunData, reading: Reading) -> list[str]:
     """Discard responses with the pattern."""
-    found = expression(str(reading.words["pattern"]))
+    plain = all(text.isascii() for text in data.said.texts("response") if text)
+    found = expression(str(reading.words["pattern"]), r"[^\W_]" if plain else A_LETTER)
     return value if found in value else [*value, found]
 
 

@@ -14,7 +14,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.pattern import MIN_ROLLOUTS
 from cavesson.doctor.series import Array, since, smoothed
 from cavesson.findings.words import Phrase, Share
-from cavesson.text.words import is_sign, words
+from cavesson.text.words import is_sign
 
 
 @rule(
@@ -57,21 +57,16 @@ def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
     if some.has("response"):
         yield (
             some,
-            np.array(list(map(_returning, _words(texts)))),
+            np.array(list(map(_returning, _words(some, texts)))),
             "of the words in a response equal one of the two before",
         )
 
 
 def _spoken(data: RunData) -> list[list[str]]:
-    """Return [n] the texts of each response: one, or the turns of the policy. To say the same in two is no loop."""
-    turns = data.turns
-    if not data.recorded("turns.text"):
-        return [[text or ""] for text in data.said.texts("response")]
-    found: list[list[str]] = [[] for _ in range(len(turns.rows))]
-    for line, role, text in zip(turns.line.tolist(), turns.role, turns.texts("text"), strict=True):
-        if role == "assistant":
-            found[line].append(text or "")
-    return found
+    """Return [n] the texts of each response: one, or the turns of the policy. Repetition across turns is not a loop."""
+    if data.recorded("turns.text"):
+        return data.turns.spoken
+    return [[text or ""] for text in data.said.texts("response")]
 
 
 def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: float) -> Reading | None:
@@ -94,7 +89,7 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     rows = data.said
     if not (rows.has("response") and rows.has("reward")) or len(rows) < MIN_ROLLOUTS:
         return None
-    texts = [[[word for word in turn if not is_sign(word)] for turn in turns] for turns in _words(_spoken(data))]
+    texts = [[[word for word in turn if not is_sign(word)] for turn in turns] for turns in _words(rows, _spoken(data))]
     has = np.array([any(map(_returns, turns)) for turns in texts], bool)
     length = np.array([sum(map(len, turns)) for turns in texts])
     early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
@@ -110,9 +105,9 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     return Reading(Share(now.value), first is not None, first, evidence, said, Curve(points, high=high))
 
 
-def _words(texts: list[list[str]]) -> list[list[list[str]]]:
+def _words(rows: Rows, texts: list[list[str]]) -> list[list[list[str]]]:
     """Return the words of each turn of each response."""
-    found = iter(words([turn for turns in texts for turn in turns]))
+    found = iter(rows.cut([turn for turns in texts for turn in turns]))
     return [list(islice(found, len(turns))) for turns in texts]
 
 
