@@ -43,7 +43,7 @@ def loaded(kind: str, type_: type[Kind], own: Collection[str] = ()) -> dict[str,
     return found
 
 
-def located(kind: str, name: str) -> str:
-    """Return the ``module:function`` of a name that a package adds; any other name stays as it is."""
-    entry = None if ":" in name else installed(kind).get(name)
+def located(kind: str, name: str, own: Collection[str] = ()) -> str:
+    """Return the ``module:function`` of a name that a package adds; any other name, and ``own``, stay as they are."""
+    entry = None if ":" in name or name in own else installed(kind).get(name)
     return name if entry is None else entry.value

@@ -11,6 +11,8 @@ import pytest
 from cli_helpers import RECIPE, fresh, write_recipe
 
 from cavesson import open as open_run
+from cavesson.rollout.rewards.settings import OWN
+from cavesson.rollout.rewards.table import FUNCTIONS, MODELS, SERVICES
 
 ENTRIES = """\
 [cavesson.algorithms]
@@ -23,6 +25,7 @@ counter = addition.parts:Counter
 [cavesson.importers]
 tsv-like = addition.importer:FORMAT
 [cavesson.rewards]
+sentiment = addition.parts:brevity
 brevity = addition.parts:brevity
 [cavesson.rules]
 greets = addition.parts:greets
@@ -124,6 +127,18 @@ def test_a_run_uses_what_the_package_adds_and_its_names_never_replace_ours(site:
     assert info["config"]["rewards"][0]["use"] == "addition.parts:brevity"
     found = json.loads(called(site, here, "doctor", "run", "--json").stdout)["findings"]
     assert "greets" in [one["rule"] for one in found]
+
+
+def test_a_reward_of_ours_is_not_replaced(site: Path) -> None:
+    code = "from cavesson.rollout.rewards.settings import RewardSettings as R; print(R(use='sentiment').use)"
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["sentiment"]
+
+
+def test_the_names_of_rewards_are_those_of_the_tables() -> None:
+    assert sorted(FUNCTIONS | MODELS | SERVICES) == sorted(OWN)
 
 
 def test_environments_and_tools_are_named_as_the_package_names_them(site: Path, tmp_path: Path) -> None:

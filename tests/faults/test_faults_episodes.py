@@ -136,7 +136,7 @@ def test_episodes_do_not_grow_because_more_of_them_call_a_tool(tmp_path: Path) -
 
 @pytest.mark.parametrize("begun_last", [True, False])
 def test_results_of_another_row_of_the_step_are_a_leak(begun_last: bool, tmp_path: Path) -> None:
-    """All episodes of a step get the result of one row: of this step, or of any at all, which is no leak."""
+    """All episodes of a step get the result of one row: of the same step, or of any step, which is not a leak."""
     draw = np.random.default_rng(0)
     names = [f"city{number}" for number in range(24)]
     rows = [[str(one) for one in draw.choice(names, 8, replace=False)] for _ in range(10)]

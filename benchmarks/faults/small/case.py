@@ -2,29 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
+from benchmarks.faults.others import case as others
 from benchmarks.faults.small.tasks import DEVELOPMENT
 
 
-class Case(NamedTuple):
-    """One run."""
-
-    name: str
-    """Of the fault or of the healthy kind"""
-    healthy: bool
-    trainer: str
-    task: str
-    seed: int
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder."""
-        return f"{self.name}--{self.trainer}--{self.task}--{self.seed}"
+class Case(others.Case):
+    """One run, in the part that its task is for."""
 
     @property
     def part(self) -> str:
-        """What its task is for."""
+        """``development`` or ``held out``."""
         return "development" if self.task in DEVELOPMENT else "held out"
 
 

@@ -109,7 +109,7 @@ class Plan:
             trainer.train(self.task, policy, *critic, settings, record)
 
     def _loaded(self, name: str) -> Any:
-        """Return a module of its own, compiled from the source with the edits."""
+        """Return a new module, compiled from the edited source."""
         spec = importlib.util.find_spec(f"{PACKAGE}.{name}")
         assert spec and spec.origin
         source = Path(spec.origin).read_text(encoding="utf-8")

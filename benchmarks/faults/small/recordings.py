@@ -28,7 +28,7 @@ ALGORITHMS = {"group_relative": "grpo", "reinforce": "rloo", "actor_critic": "pp
 PENALTIES = {"group_relative": "beta", "reinforce": "kl_weight", "actor_critic": "kl_coef"}
 PLACES = {"group_relative": ("loss", "k3"), "reinforce": ("reward", "k1"), "actor_critic": ("reward", "k1")}
 NOT_USUAL = ("first_ratio_error", "ratio_error")
-"""Metrics that nobody logs who has not read of them."""
+"""Metrics that few people log."""
 
 
 class Recordings:

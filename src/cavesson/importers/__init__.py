@@ -1,6 +1,7 @@
 """Import the rollouts of other tools into a run folder."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from cavesson.errors import UserError
@@ -42,6 +43,7 @@ FORMATS: dict[str, Format] = {
 __all__ = ["FORMATS", "ImportReport", "Tokenizer", "follow_run", "formats", "import_run"]
 
 
+@cache
 def formats() -> dict[str, Format]:
     """Return every format by its name, those of installed packages included."""
     return FORMATS | loaded("importers", Format, FORMATS)

@@ -1,4 +1,4 @@
-"""PPO with a critic of its own, and the KL to the first policy as a reward of each token."""
+"""PPO with a separate critic; the KL to the initial policy is subtracted from the reward of each token."""
 
 import copy
 from collections.abc import Callable

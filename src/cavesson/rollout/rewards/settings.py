@@ -8,6 +8,9 @@ from cavesson.config import Settings
 from cavesson.config_paths import FunctionName, full_path
 from cavesson.plugins import located
 
+OWN = ("classifier", "code", "exact_match", "http", "lowercase", "pipeline", "sentiment")
+"""Names of rewards, as in the tables of `cavesson.rollout.rewards.table`."""
+
 
 class RewardSettings(Settings):
     """One reward. The total is the weighted sum of all rewards."""
@@ -36,7 +39,7 @@ class RewardSettings(Settings):
     @field_validator("use")
     @classmethod
     def _located(cls, use: str) -> str:
-        return located("rewards", use)
+        return located("rewards", use, OWN)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
