@@ -9,12 +9,12 @@ from rich.console import Console
 
 from cavesson.config import describe
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.recording import WAYS
 from cavesson.doctor.report.page import page
 from cavesson.doctor.report.plain import plain
 from cavesson.doctor.report.terminal import show
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.told import told
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.findings.report import for_board
 from cavesson.findings.trainers import NAMES, TRAINERS, trainer_setting_names
@@ -132,7 +132,7 @@ def test_terminal_page_and_board_show_them(diagnosed, name):
     show(Console(file=out, width=1000), *diagnosed["TRL"], words)
     assert f"{LABELS[name]} {NAMED}" in {" ".join(line.split()) for line in out.getvalue().splitlines()}
     assert f'<dt>{LABELS[name]}</dt><dd class="fix">{NAMED}</dd>' in page(*diagnosed["TRL"], words)
-    on_board = [for_board(one, 23, words.phrase) for one in told(diagnosed["TRL"][1], words)]
+    on_board = [for_board(one, 23, words.phrase) for one in findings_in(diagnosed["TRL"][1], words)]
     (one,) = [one for one in on_board if one["id"] == "clip-fraction-high"]
     assert one["counterparts"] == (LABELS[name], NAMED)
 
@@ -151,7 +151,7 @@ def test_a_run_of_ours_shows_nothing(diagnosed):
     out = io.StringIO()
     show(Console(file=out, width=1000), *diagnosed["Cavesson"], language("en"))
     assert "→" not in out.getvalue() and "<dt>in " not in page(*diagnosed["Cavesson"], language("en"))
-    found = told(diagnosed["Cavesson"][1], language("en"))
+    found = findings_in(diagnosed["Cavesson"][1], language("en"))
     assert found and all(for_board(one, 23, str)["counterparts"] is None for one in found)
     found = plain(*diagnosed["Cavesson"], language("en"))["findings"]
     assert found and all(one["trainer_setting_names"] is None for one in found)

@@ -16,8 +16,8 @@ from cavesson.check.disk import gigabytes
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.plugins import all_rules
-from cavesson.doctor.told import told
 from cavesson.doctor.words import language
 from cavesson.findings.finding import Finding, Result, Results
 from cavesson.memory import peak_resident
@@ -177,7 +177,7 @@ def _diagnosed(data: RunData) -> list[Finding]:
     """
     # The settings already say whether end tokens were forbidden, so that rule is not needed.
     rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
-    found = told(diagnose(data, rules), language("en"))
+    found = findings_in(diagnose(data, rules), language("en"))
     return [one for one in found if one.root and one.severity == "error"]
 
 

@@ -11,9 +11,9 @@ from threading import Thread
 import cavesson.record
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.plugins import all_rules
 from cavesson.doctor.report.summary import open_failures, summary
-from cavesson.doctor.told import told
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
 from cavesson.findings.stored import Findings, write_findings
@@ -50,7 +50,7 @@ def look(path: str, file: Path, version: str) -> None:
         not_excluded={name: tuple(open_failures(diagnosis, language(name))) for name in LANGUAGES},
         last_step=data.last_step or 0,
         found={
-            name: tuple(replace(one, seen=one.shown) for one in told(diagnosis, language(name)) if one.root)
+            name: tuple(replace(one, seen=one.shown) for one in findings_in(diagnosis, language(name)) if one.root)
             for name in LANGUAGES
         },
     )

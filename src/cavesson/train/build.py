@@ -41,6 +41,7 @@ from cavesson.rollout.rewards.base import RewardFunction
 from cavesson.rollout.rewards.fingerprint import object_fingerprints, settings_fingerprints
 from cavesson.rollout.rewards.shaping import Shaping
 from cavesson.rollout.rewards.table import Reward, build_rewards, check_columns, rehearse
+from cavesson.scratch import Scratch
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.held_out import HeldOut
@@ -178,8 +179,10 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     bare, placing = _placed(policy, settings, processes, compile)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
-    placed = {"tokenizer": tokenizer, "processes": processes, "served": served, "bare": bare, "compile": compile}
-    sampler = settings.sampling.build(_engine_parts(settings, prompts, policy, conversation is not None, **placed))
+    parts = _engine_parts(
+        settings, prompts, policy, tokenizer, processes, conversation is not None, served, bare, compile
+    )
+    sampler = settings.sampling.build(parts)
     collector = Collector(
         prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query, conversation
     )
@@ -269,9 +272,17 @@ def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
 
 
 def _engine_parts(
-    settings: RolloutRun, prompts: PromptSet, policy: Policy, has_turns: bool, **more: Any
+    settings: RolloutRun,
+    prompts: PromptSet,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    processes: Processes,
+    has_turns: bool,
+    served: Scratch | None,
+    bare: Any,
+    compile: Compile | None,
 ) -> EngineParts:
-    """Return what the engine is built from; `more` are fields of `EngineParts`."""
+    """Return what the engine is built from; the arguments that settings do not determine are fields of it."""
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
     check_embedded(policy.model, (*prompts.ids, *held_out))
@@ -283,6 +294,11 @@ def _engine_parts(
     return EngineParts(
         sampling=settings.sampling.model_copy(update={"stop": tuple(stop)}),
         policy=policy,
+        tokenizer=tokenizer,
+        processes=processes,
+        served=served,
+        bare=bare,
+        compile=compile,
         longest=longest_read(settings, policy) if has_turns else max(map(len, (*prompts.ids, *held_out))),
         has_turns=has_turns,
         held_out=len(held_out),
@@ -292,7 +308,6 @@ def _engine_parts(
         steps=settings.steps,
         folder=settings.run / "sampling",
         start_servers=start_servers,
-        **more,
     )
 
 

@@ -8,18 +8,18 @@ from importlib.resources import files
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Detection, Diagnosis
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.reading import Reading
 from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
 from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, summary
-from cavesson.doctor.told import told
 from cavesson.doctor.words import Language
 from cavesson.findings.finding import Finding
 from cavesson.findings.report import facts, since
 from cavesson.findings.words import number
 
-Told = tuple[Detection, Finding]
+Found = tuple[Detection, Finding]
 SHOWN_APART = ("explains", "place")
 """Facts that the page shows in another form: consequences with their own facts, and the rollouts themselves."""
 
@@ -33,7 +33,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     found = {
         one.rule.name: (one, finding)
-        for one, finding in zip(diagnosis.findings, told(diagnosis, language), strict=True)
+        for one, finding in zip(diagnosis.findings, findings_in(diagnosis, language), strict=True)
     }
     causes = "".join(_cause(data, one, found, language, board) for one in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
@@ -67,7 +67,7 @@ def _style() -> str:
     return files("cavesson.doctor").joinpath("report", "page.css").read_text("utf-8") + "\n".join(shades)
 
 
-def _cause(data: RunData, one: Detection, found: Mapping[str, Told], language: Language, board: str | None) -> str:
+def _cause(data: RunData, one: Detection, found: Mapping[str, Found], language: Language, board: str | None) -> str:
     _, finding = found[one.rule.name]
     under = "".join(_consequence(data, *found[name], language) for name in finding.explains)
     explains = f'<p class="muted">{escape(language.phrase("explains"))}</p>{under}' if under else ""

@@ -6,11 +6,11 @@ from typing import Any
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis
 from cavesson.doctor.failures import not_excluded
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.reading import Reading
 from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.summary import how_to_record, summary
 from cavesson.doctor.rule import Rule
-from cavesson.doctor.told import told
 from cavesson.doctor.words import Language
 from cavesson.findings.report import plain as plain_finding
 
@@ -24,7 +24,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
         "steps": [int(steps[0]), int(steps[-1])] if len(steps) else None,
         "rollouts": len(data.rows),
         "summary": summary(diagnosis, language),
-        "findings": [plain_finding(finding) for finding in told(diagnosis, language)],
+        "findings": [plain_finding(finding) for finding in findings_in(diagnosis, language)],
         "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
         "skipped": [
             {"rule": one.rule, "number": one.number, "reason": language.reason(one)} for one in diagnosis.skipped

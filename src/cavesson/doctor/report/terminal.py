@@ -9,10 +9,10 @@ from rich.text import Text
 from cavesson.command_line import command_line
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis
+from cavesson.doctor.findings import findings_in
 from cavesson.doctor.reading import Skipped
 from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, summary
-from cavesson.doctor.told import told
 from cavesson.doctor.words import Language
 from cavesson.findings.report import print_grid
 from cavesson.findings.report import show as show_finding
@@ -27,7 +27,7 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     console.print(Text.assemble((visible(data.run.folder), "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
     console.print(Text(summary(diagnosis, language), "bold"))
-    for finding in told(diagnosis, language):
+    for finding in findings_in(diagnosis, language):
         if finding.root:
             show_finding(console, finding, say, int(steps[0]) if len(steps) else 0)
     if any(finding.reading.evidence for finding in diagnosis.causes):

@@ -18,6 +18,7 @@ from cavesson.data.prompts import padded_prompts
 from cavesson.errors import UserError, first_line
 from cavesson.models.compiled import NOT_COMPILED, Compile, Compiled, Failure, cause
 from cavesson.models.compiled_steps import compile_steps, plain_steps
+from cavesson.models.layers import forwards
 from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe_ids, tolerance, trunk
 from cavesson.models.policy import Policy
 from cavesson.models.quantized import without_rounding
@@ -202,7 +203,9 @@ def _recorded(model: nn.Module, size: int, expected: FullPasses, compile: Compil
         return Decoding("recorded", "the cache keeps more than keys and values of all tokens")
     uncompiled = None
     plain_steps(model)
-    if compile is not None:
+    if compile is not None and not forwards(model):
+        uncompiled = f"goes through layers that are not known here, those of {causal(model).config.model_type}"
+    elif compile is not None:
         failure = Failure("decoding steps are")
         compile_steps(model, compile, failure)
         draw = Compiled(next_tokens, compile(next_tokens), failure)

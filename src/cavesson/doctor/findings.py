@@ -7,13 +7,13 @@ from cavesson.doctor.words import Language
 from cavesson.findings.finding import Finding
 
 
-def told(diagnosis: Diagnosis, language: Language) -> list[Finding]:
+def findings_in(diagnosis: Diagnosis, language: Language) -> list[Finding]:
     """Return the findings of a diagnosis in a language, in the same order."""
     titles = {one.rule.name: language.texts(one.rule, one.reading).title for one in diagnosis.findings}
-    return [_told(one, titles, language) for one in diagnosis.findings]
+    return [_finding_in(one, titles, language) for one in diagnosis.findings]
 
 
-def _told(one: Detection, titles: Mapping[str, str], language: Language) -> Finding:
+def _finding_in(one: Detection, titles: Mapping[str, str], language: Language) -> Finding:
     rule, reading = one.rule, one.reading
     texts = language.texts(rule, reading, one.names)
     return Finding(
