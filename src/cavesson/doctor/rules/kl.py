@@ -28,8 +28,6 @@ LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
 """What shows the KL of a step."""
 NEAR = 5
 """Steps before and after a step that show how far the policy moves in one."""
-JUMP = 4.0
-"""Times the usual change from step to step from which a change is a jump."""
 TINY = 0.01
 """Mean logged KL, in nats, below which it matches everything."""
 USUAL_LENGTH = 100.0
@@ -398,18 +396,9 @@ def _beyond_update(mine: Series, logged: Series) -> Series:
     place = np.arange(len(mine))
     low, high = np.maximum(place - NEAR, 0), np.minimum(place + NEAR, len(mine) - 1)
     rate = np.abs((mine.value[high] - mine.value[low]) / (mine.step[high] - mine.step[low]))
-    rate = np.maximum(rate, _jumps(mine))
     own, moved, theirs = together(mine, Series(mine.step, 2 * rate), logged)
     off = np.clip(theirs.value - own.value, -moved.value, moved.value)
     return _distance(Series(own.step, own.value + off), theirs)
-
-
-def _jumps(mine: Series) -> Array:
-    """Return how far the policy goes at once beside each step, if it goes farther than it usually does near there."""
-    far = np.abs(np.diff(mine.value))
-    usual = np.array([np.median(far[max(i - NEAR, 0) : i + NEAR + 1]) for i in range(len(far))])
-    rate = np.where(far > JUMP * usual, far, 0.0) / np.diff(mine.step)
-    return np.asarray(np.maximum(np.append(rate, 0.0), np.insert(rate, 0, 0.0)))
 
 
 def _logged(data: RunData) -> Series:
