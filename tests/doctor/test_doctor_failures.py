@@ -58,6 +58,20 @@ def test_a_failure_is_excluded_if_its_own_rules_could_judge_though_no_other_coul
     assert failure.title not in open_titles(Diagnosis((), own, others))
 
 
+def test_failures_that_would_explain_a_cause_come_first_then_those_that_fewest_rules_looked_for() -> None:
+    def unjudged(*names: str) -> tuple[Skipped, ...]:
+        return tuple(Skipped(one, 0, Phrase("not recorded"), lacking=("rows.reward",)) for one in names)
+
+    # One of five rules, all of one, and one of three.
+    skipped = unjudged("filtered-sampling", "double-start", "advantage-sign")
+    openness = ["prompts are not as the model expects them", "advantages are computed wrongly",
+                "responses are not sampled from the policy that learns"]  # fmt: skip
+    assert open_titles(Diagnosis((), (), skipped)) == openness
+    explained = Diagnosis((Detection(BY_NAME["mismatch-growing"], Reading(1.0, True)),), (), skipped)
+    assert [one.rule for one in skipped if "mismatch-growing" in BY_NAME[one.rule].explains] == ["filtered-sampling"]
+    assert open_titles(explained)[0] == "responses are not sampled from the policy that learns"
+
+
 def test_a_falling_reward_does_not_hide_that_no_advantages_were_seen() -> None:
     skipped = Skipped("group-advantages", 72, Phrase("not recorded"), lacking=("tokens.advantage",))
     found = Diagnosis((Detection(BY_NAME["reward-falls"], Reading(1.0, True)),), (), (skipped,))

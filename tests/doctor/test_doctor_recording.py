@@ -15,7 +15,7 @@ import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
 from cavesson.doctor.failures import FAILURES, not_excluded
-from cavesson.doctor.recording import ALWAYS, WAYS, recipes
+from cavesson.doctor.recording import ALWAYS, WAYS, fewest_recipes, recipes
 from cavesson.doctor.report.page import page
 from cavesson.doctor.report.plain import plain
 from cavesson.doctor.report.terminal import show
@@ -141,19 +141,67 @@ def test_terminal_page_and_json_show_the_lines(info, tmp_path):
     (recipe,) = recipes(info, lacking)
     for name in LANGUAGES:
         out = io.StringIO()
-        show(Console(file=out, width=1000), *both, language(name))
+        show(Console(file=out, width=1000), *both, language(name), every_failure=True)
         text, html = out.getvalue(), page(*both, language(name))
         title = language(name).phrases.get("To record {what} with {trainer}", "To record {what} with {trainer}")
         start = title.partition("{")[0]
         for line in recipe.code.splitlines():
             assert f"    {line}" in [one.rstrip() for one in text.splitlines()]
         assert start in text and start in html and "docs/integrations.md#" in text
-        (block,) = re.findall(r"<pre>(.*?)</pre>", html, re.S)
+        _short, block = re.findall(r"<pre>(.*?)</pre>", html, re.S)
         assert block.replace("&quot;", '"').replace("&gt;", ">") == recipe.code
         assert plain(*both, language(name))["recording"] == [
             {"trainer": recipe.trainer, "columns": recipe.columns, "code": recipe.code,
              "docs": "docs/integrations.md#what-records-which-column"}
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("info", [{}, {"format": "trl"}])
+def test_a_short_report_shows_three_failures_and_the_lines_that_decide_more_than_half(info, tmp_path):
+    both = bare(tmp_path / "run", **info)
+    titles = [str(one.failure.title) for one in not_excluded(both[1])]
+    short, every, html = io.StringIO(), io.StringIO(), page(*both, language("en"))
+    show(Console(file=short, width=1000), *both, language("en"))
+    show(Console(file=every, width=1000), *both, language("en"), every_failure=True)
+    for title in titles[:3]:
+        assert title in short.getvalue() and title in every.getvalue() and title in html
+    for title in titles[3:]:
+        assert title not in short.getvalue() and title in every.getvalue()
+        assert title in html.partition(f"<summary>{len(titles) - 3} more</summary>")[2]
+    assert f"({len(titles)})" in short.getvalue() and f"{len(titles) - 3} more: " in short.getvalue()
+    assert "run --all" in short.getvalue() and "more: " not in every.getvalue()
+    (decided,) = re.findall(r"To decide (\d+) of them", short.getvalue())
+    assert len(titles) / 2 < int(decided) < len(titles)
+
+
+def test_few_additions_decide_more_than_half_of_the_failures():
+    several = [
+        ["tokens.logprob", "tokens.ref_logprob", "tokens.value"],
+        ["rows.kl_k1|steps.kl/objective"],  # computed from two columns of tokens
+        ["rows.split"],
+        ["tokens.logprob"],
+        ["info.kl.place", "tokens.logprob"],  # a column alone does not decide it
+        [],
+    ]
+    # By what each adds: split (1), logprob (1), then ref_logprob; three of six are not yet more than half.
+    found, decided = fewest_recipes({}, several)
+    assert decided == 4  # and value, after which nothing is left that columns decide
+    assert {name for one in found for name in one.columns} == {
+        "rows.split", "tokens.logprob", "tokens.ref_logprob", "tokens.value",
+    }  # fmt: skip
+    found, decided = fewest_recipes({}, several[1:4])
+    assert decided == 2 and {name for one in found for name in one.columns} == {"rows.split", "tokens.logprob"}
+
+
+def test_what_a_hook_records_without_a_condition_is_no_addition():
+    several = [["tokens.ref_logprob"], ["tokens.logprob", "rows.prompt_ids", "tokens.advantage"], ["steps.time/step"]]
+    ((recipe,), decided) = fewest_recipes({"format": "verl"}, several[:1] + several[1:2] * 2)
+    assert decided == 2 and recipe.columns == ("tokens.logprob", "rows.prompt_ids", "tokens.advantage")
+    # A time is recorded by hand only, and the lines are those of the hook.
+    ((recipe,), decided) = fewest_recipes({"format": "verl"}, several)
+    assert decided == 2 and recipe.trainer == "verl" and "tokens.ref_logprob" in recipe.columns
+    ((recipe,), decided) = fewest_recipes({"format": "verl"}, several[2:])
+    assert decided == 1 and recipe.trainer == "your own loop"
 
 
 def test_where_everything_is_excluded_no_lines_are_shown(tmp_path):

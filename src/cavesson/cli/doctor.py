@@ -44,6 +44,9 @@ def doctor(
         str | None, typer.Option(help="Link the page to the board at this address, such as http://127.0.0.1:6008.")
     ] = None,
     language: Annotated[LanguageName | None, typer.Option(help="Default: from LANG.")] = None,
+    every_failure: Annotated[
+        bool, typer.Option("--all", help="List every failure that cannot be excluded, not only the three most likely.")
+    ] = False,
     fail_on: Annotated[
         FailOn, typer.Option(help="Exit with code 1 if a finding has at least this severity.")
     ] = FailOn.never,
@@ -69,11 +72,12 @@ def doctor(
     """Diagnose a run: what is wrong, since when, why, and what to change: cavesson doctor RUN."""
     if fix:
         fails = None if fail_on is FailOn.never else fail_on
-        _refuse("with --fix", {"--html": html, "--board": board, "--fail-on": fails})
+        _refuse("with --fix", {"--html": html, "--board": board, "--fail-on": fails, "--all": every_failure or None})
         _fix(run, as_json, language, rules or [], finding, steps, start, allow_remote)
     else:
         _refuse("without --fix", {"--finding": finding, "--steps": steps, "--from": start})
-        _diagnose(run, as_json, html, board, language, fail_on, rules or [], allow_remote)
+        _refuse("with --json, which has everything", {"--all": (every_failure and as_json) or None})
+        _diagnose(run, as_json, html, board, language, every_failure, fail_on, rules or [], allow_remote)
 
 
 def _refuse(why: str, options: Mapping[str, Any]) -> None:
@@ -88,6 +92,7 @@ def _diagnose(
     html: Path | None,
     board: str | None,
     language: LanguageName | None,
+    every_failure: bool,
     fail_on: FailOn,
     rules: list[Path],
     allow_remote: bool,
@@ -122,7 +127,7 @@ def _diagnose(
     else:
         from cavesson.doctor.report.terminal import show
 
-        show(console(), data, diagnosis, words)
+        show(console(), data, diagnosis, words, every_failure)
     found = worst(one.severity for one in diagnosis.findings)
     if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):
         raise typer.Exit(1)

@@ -1,10 +1,12 @@
 """The common failures of training with feedback, and whether a diagnosis can exclude them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cavesson.doctor.diagnosis import NOTHING, Diagnosis
 from cavesson.doctor.reading import Skipped
+from cavesson.doctor.rules import RULES
 from cavesson.findings.words import Phrase
 
 
@@ -60,14 +62,27 @@ class NotExcluded(NamedTuple):
 
 
 def not_excluded(diagnosis: Diagnosis) -> list[NotExcluded]:
-    """Return the failures that the record neither shows nor excludes."""
+    """Return the failures that the record neither shows nor excludes, the most likely first.
+
+    Those come first that would explain most of the causes that were found, then those of whose own rules the smallest
+    share could judge.
+    """
     shown = {one.rule.name for one in diagnosis.causes if one.severity != "note"}
     skipped = {one.rule: one for one in diagnosis.skipped}
-    open_ones = []
+    causes = {one.rule.name for one in diagnosis.causes}
+    ranked = []
     for failure in FAILURES:
         several = [skipped[rule] for rule in failure.rules if rule in skipped]
         needed = dict.fromkeys(need for one in several for need in one.lacking)
         reasons = {one.reason: one for one in several if one.undecided or one.reason == NOTHING}
         if (needed or reasons) and not shown & set(failure.rules):
-            open_ones.append(NotExcluded(failure, tuple(needed), tuple(reasons.values())))
-    return open_ones
+            not_judged = [rule for rule in failure.rules if rule in skipped]
+            rank = -_explained(not_judged, causes), -len(not_judged) / len(failure.rules)
+            ranked.append((rank, NotExcluded(failure, tuple(needed), tuple(reasons.values()))))
+    return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _explained(rules: Collection[str], causes: Collection[str]) -> int:
+    """Return how many of the causes that were found would be consequences of a finding of these rules."""
+    consequences = {name for rule in RULES if rule.name in rules for name in rule.explains}
+    return len(consequences.intersection(causes))

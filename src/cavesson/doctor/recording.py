@@ -172,6 +172,45 @@ def recipes(info: Mapping[str, Any], lacking: Iterable[str]) -> list[Recipe]:
     return [recipe for recipe in found if recipe.columns] or own_loop(needs)
 
 
+def fewest_recipes(info: Mapping[str, Any], several: Sequence[Sequence[str]]) -> tuple[list[Recipe], int]:
+    """Return the lines that decide most failures with few additions to a trainer.
+
+    Failures are added in the order of what each needs in addition, until more than half are decided.
+
+    Args:
+        info: The content of run.json.
+        several: What each failure lacks, as needs of a rule; empty if columns do not decide it.
+
+    Returns:
+        The lines, and the number of failures that they decide.
+    """
+    found = {i: recipes(info, lacking) for i, lacking in enumerate(several)}
+    decisive = [i for i, lacking in enumerate(several) if lacking and _decide(found[i], lacking)]
+    by_hook = [i for i in decisive if found[i][0].trainer != OWN_LOOP]
+    additions = {i: set().union(*map(_additions, found[i])) for i in by_hook or decisive}
+    chosen: set[str] = set()
+    while 2 * (decided := sum(one <= chosen for one in additions.values())) <= len(several) and decided < len(
+        additions
+    ):
+        chosen |= min((one for one in additions.values() if not one <= chosen), key=lambda one: len(one - chosen))
+    return recipes(info, [need for i, one in additions.items() if one <= chosen for need in several[i]]), decided
+
+
+def _decide(found: Sequence[Recipe], lacking: Sequence[str]) -> bool:
+    """Return whether the columns that these lines record are all that a failure lacks."""
+    given = {column for one in found for column in one.columns}.union(ALWAYS)
+    each = [[inputs for name in need.split("|") for inputs in ([name], _inputs(name)) if inputs] for need in lacking]
+    return all(any(given.issuperset(inputs) for inputs in alternatives) for alternatives in each)
+
+
+def _additions(recipe: Recipe) -> set[str]:
+    """Return the columns that need more than the call of a hook: a setting of the trainer, or code of a loop."""
+    if recipe.trainer == OWN_LOOP:
+        return set(recipe.columns)
+    ways = [way for way in WAYS if way.trainer == recipe.trainer]
+    return {column for column in recipe.columns if any(way.conditions(column) for way in ways)}
+
+
 def _recipe(way: Way, needs: Sequence[Sequence[str]], imported: bool) -> Recipe:
     # What an import finds without a condition, that of this run would have found.
     again = imported and way.code.startswith("cavesson import")

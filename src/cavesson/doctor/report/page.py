@@ -13,7 +13,14 @@ from cavesson.doctor.reading import Reading
 from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
-from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, summary
+from cavesson.doctor.report.summary import (
+    MOST_LIKELY,
+    how_to_record,
+    open_failures,
+    recipe_title,
+    short_recipes,
+    summary,
+)
 from cavesson.doctor.words import Language
 from cavesson.findings.finding import Finding
 from cavesson.findings.report import facts, since
@@ -50,7 +57,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
 <p>{plain_text(data.algorithm or "")} {escape(where)}{len(data.rows)} {escape(say("rollouts"))}</p></header>
 <p>{escape(summary(diagnosis, language))}</p>
 {causes}
-{_table(say("Cannot be excluded"), open_failures(diagnosis, language), _recipes(data, diagnosis, language))}
+{_open_failures(data, diagnosis, language)}
 {_table(say("Looked at and within range"), healthy)}
 {_table(say("Not checked"), skipped)}
 </html>
@@ -104,16 +111,34 @@ def _drawn(reading: Reading, language: Language) -> str:
     return f"<figure>{caption}{drawn(reading, language)}</figure>"
 
 
-def _recipes(data: RunData, diagnosis: Diagnosis, language: Language) -> str:
-    """Return the lines of code that record what is missing."""
-    return "".join(
-        f"<p>{escape(recipe_title(recipe, language))} ({DOCS}):</p><pre>{escape(recipe.code)}</pre>"
-        for recipe in how_to_record(data, diagnosis)
-    )
-
-
-def _table(title: str, lines: Iterable[tuple[str, ...]], below: str = "") -> str:
-    rows = ["<tr>" + "".join(f"<td>{plain_text(cell)}</td>" for cell in line) + "</tr>" for line in lines]
-    if not rows:
+def _open_failures(data: RunData, diagnosis: Diagnosis, language: Language) -> str:
+    """Return the most likely failures that cannot be excluded and what decides most of them; the others are folded."""
+    several = open_failures(diagnosis, language)
+    if not several:
         return ""
-    return f"<details><summary>{escape(title)} ({len(rows)})</summary><table>{''.join(rows)}</table>{below}</details>"
+    title = f"<h3>{escape(language.phrase('Cannot be excluded'))} ({len(several)})</h3>"
+    likely = title + _rows(several[:MOST_LIKELY]) + _code(short_recipes(data, diagnosis, language))
+    if len(several) <= MOST_LIKELY:
+        return likely
+    titled = [(recipe_title(recipe, language), recipe.code) for recipe in how_to_record(data, diagnosis)]
+    more = language.phrase("{more} more").format(more=len(several) - MOST_LIKELY)
+    return f"{likely}{_folded(more, _rows(several[MOST_LIKELY:]) + _code(titled))}"
+
+
+def _code(recipes: Iterable[tuple[str, str]]) -> str:
+    """Return lines of code, each below its title."""
+    return "".join(f"<p>{escape(title)} ({DOCS}):</p><pre>{escape(code)}</pre>" for title, code in recipes)
+
+
+def _table(title: str, lines: Iterable[tuple[str, ...]]) -> str:
+    several = list(lines)
+    return _folded(f"{title} ({len(several)})", _rows(several)) if several else ""
+
+
+def _rows(lines: Iterable[tuple[str, ...]]) -> str:
+    rows = ("<tr>" + "".join(f"<td>{plain_text(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"

@@ -3,8 +3,11 @@
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis
 from cavesson.doctor.failures import not_excluded
-from cavesson.doctor.recording import Recipe, needs, recipes
+from cavesson.doctor.recording import Recipe, fewest_recipes, needs, recipes
 from cavesson.doctor.words import Language
+
+MOST_LIKELY = 3
+"""Of the failures that cannot be excluded, a report shows so many unless it is asked for all."""
 
 
 def summary(diagnosis: Diagnosis, language: Language) -> str:
@@ -35,6 +38,17 @@ def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, s
 def how_to_record(data: RunData, diagnosis: Diagnosis) -> list[Recipe]:
     """Return the lines of code that record what would exclude these failures."""
     return recipes(data.info, [need for one in not_excluded(diagnosis) for need in one.lacking])
+
+
+def short_recipes(data: RunData, diagnosis: Diagnosis, language: Language) -> list[tuple[str, str]]:
+    """Return the lines of code that record the fewest columns to decide most of the failures, each with its title."""
+    open_ones = not_excluded(diagnosis)
+    found, decided = fewest_recipes(data.info, [() if one.reasons else one.lacking for one in open_ones])
+    title = language.phrase("To decide {decided} of them ({what}) with {trainer}")
+    return [
+        (title.format(decided=decided, what=needs(one.columns), trainer=language.phrase(one.trainer)), one.code)
+        for one in found
+    ]
 
 
 def recipe_title(recipe: Recipe, language: Language) -> str:

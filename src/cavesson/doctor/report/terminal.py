@@ -12,7 +12,14 @@ from cavesson.doctor.diagnosis import Diagnosis
 from cavesson.doctor.findings import findings_in
 from cavesson.doctor.reading import Skipped
 from cavesson.doctor.recording import DOCS
-from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, summary
+from cavesson.doctor.report.summary import (
+    MOST_LIKELY,
+    how_to_record,
+    open_failures,
+    recipe_title,
+    short_recipes,
+    summary,
+)
 from cavesson.doctor.words import Language
 from cavesson.findings.report import print_grid
 from cavesson.findings.report import show as show_finding
@@ -20,8 +27,13 @@ from cavesson.findings.words import number
 from cavesson.text.visible import visible
 
 
-def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
-    """Print the causes with their consequences, then how much could be judged, and what could not be excluded."""
+def show(
+    console: Console, data: RunData, diagnosis: Diagnosis, language: Language, every_failure: bool = False
+) -> None:
+    """Print the causes with their consequences, then how much could be judged, and what could not be excluded.
+
+    Of the failures that cannot be excluded, only the most likely ones are printed without `every_failure`.
+    """
     say = language.phrase
     steps = data.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
@@ -36,7 +48,10 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     if any(finding.settings for finding in diagnosis.causes):
         command = visible(command_line("doctor", data.run.folder, "--fix"))
         console.print(Text(f"{say('Try the settings beside an unchanged run')}: {command}", "dim"))
-    _show_open(console, data, diagnosis, language)
+    if every_failure:
+        _show_every_failure(console, data, diagnosis, language)
+    else:
+        _show_likely_failures(console, data, diagnosis, language)
     _show_names(console, say("Looked at and within range"), "", [rule.name for rule, _ in diagnosis.healthy])
     for reason in dict.fromkeys(one.reason for one in diagnosis.skipped):
         alike = [one for one in diagnosis.skipped if one.reason == reason]
@@ -44,14 +59,33 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
         _show_names(console, say("Not checked"), f" – {why}", [one.rule for one in alike])
 
 
-def _show_open(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
+def _show_likely_failures(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
     several = open_failures(diagnosis, language)
-    if several:
-        console.print(Text.assemble("\n", (language.phrase("Cannot be excluded"), "bold yellow"), f" ({len(several)})"))
-    print_grid(console, ((failure, Text(record, "dim")) for failure, record in several))
+    _show_failures(console, several[:MOST_LIKELY], len(several), language)
+    if len(several) > MOST_LIKELY:
+        more = language.phrase("{more} more").format(more=len(several) - MOST_LIKELY)
+        command = visible(command_line("doctor", data.run.folder, "--all"))
+        console.print(Padding(Text(f"{more}: {command}", "dim"), (0, 2)))
+    for title, code in short_recipes(data, diagnosis, language):
+        _show_code(console, title, code)
+
+
+def _show_every_failure(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
+    several = open_failures(diagnosis, language)
+    _show_failures(console, several, len(several), language)
     for recipe in how_to_record(data, diagnosis):
-        console.print(Padding(Text(f"{recipe_title(recipe, language)} ({DOCS}):"), (1, 2, 0, 2)))
-        console.print(Padding(Text(recipe.code), (0, 4)))
+        _show_code(console, recipe_title(recipe, language), recipe.code)
+
+
+def _show_failures(console: Console, shown: list[tuple[str, str]], count: int, language: Language) -> None:
+    if shown:
+        console.print(Text.assemble("\n", (language.phrase("Cannot be excluded"), "bold yellow"), f" ({count})"))
+    print_grid(console, ((failure, Text(record, "dim")) for failure, record in shown))
+
+
+def _show_code(console: Console, title: str, code: str) -> None:
+    console.print(Padding(Text(f"{title} ({DOCS}):"), (1, 2, 0, 2)))
+    console.print(Padding(Text(code), (0, 4)))
 
 
 def _show_names(console: Console, title: str, why: str, names: list[str]) -> None:
