@@ -18,7 +18,7 @@ from cavesson.doctor.groups import kind_effects
 from cavesson.doctor.readings import lengths
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.rules.leaks import _of_rows, _order
+from cavesson.doctor.rules.leaks import _of_rows, _of_values, _order
 from cavesson.doctor.words import language
 from cavesson.record import Recorder, write_run
 
@@ -134,26 +134,40 @@ def test_episodes_do_not_grow_because_more_of_them_call_a_tool(tmp_path: Path) -
     assert totals.last() > 1.25 * totals.first()
 
 
+def asks_of_cities(folder: Path, cities: list[list[str]], results: list[list[str]], siblings: int) -> RunData:
+    """Record steps that ask for cities, each for several episodes; the result of an episode is that of its city."""
+    write_run(folder, {"algorithm": "grpo"})
+    with Recorder(folder) as recorder:
+        for step, (asked, said) in enumerate(zip(cities, results, strict=True)):
+            size = len(asked) * siblings
+            texts = [text for one in said for text in ["look", one] * siblings]
+            recorder.rollouts(
+                step,
+                {"group": np.repeat(np.arange(len(asked)), siblings).tolist(), "response": ["sunny"] * size,
+                 "prompt": [f"sky in {one}" for one in asked for _ in range(siblings)], "reward": [0.0] * size},
+                {},
+                {"sample": np.repeat(np.arange(size), 2).tolist(), "role": ["assistant", "tool"] * size,
+                 "text": texts, "name": [None, "weather"] * size},
+            )  # fmt: skip
+    return RunData(cavesson.open(folder))
+
+
 @pytest.mark.parametrize("begun_last", [True, False])
 def test_results_of_another_row_of_the_step_are_a_leak(begun_last: bool, tmp_path: Path) -> None:
     """All episodes of a step get the result of one row: of the same step, or of any step, which is not a leak."""
     draw = np.random.default_rng(0)
     names = [f"city{number}" for number in range(24)]
-    rows = [[str(one) for one in draw.choice(names, 8, replace=False)] for _ in range(10)]
-    said = [row[-1] if begun_last else str(draw.choice(names)) for row in rows]
-    write_run(tmp_path / "run", {"algorithm": "grpo"})
-    with Recorder(tmp_path / "run") as recorder:
-        for step, row in enumerate(rows):
-            cities = np.repeat(row, 4).tolist()
-            turns = [("assistant", "look", None), ("tool", f"sunny in {said[step]}", "weather")]
-            recorder.rollouts(
-                step,
-                {"group": np.repeat(np.arange(8), 4).tolist(), "prompt": [f"sky in {one}" for one in cities],
-                 "response": ["sunny"] * 32, "reward": [0.0] * 32},
-                {},
-                {"sample": np.repeat(np.arange(32), 2).tolist(), "role": [one for one, _, _ in turns] * 32,
-                 "text": [text for _, text, _ in turns] * 32, "name": [name for _, _, name in turns] * 32},
-            )  # fmt: skip
-    found = _of_rows(RunData(cavesson.open(tmp_path / "run")).turns)
+    rows = [[str(one) for one in draw.choice(names, 8, replace=False)] for _ in range(60)]
+    results = [[f"Sunny in {row[-1] if begun_last else draw.choice(names)}".upper()] * 8 for row in rows]
+    found = _of_rows(asks_of_cities(tmp_path / "run", rows, results, siblings=4).turns)
     assert found is not None
     assert (found.chance < 1e-4 and found.amount > 0.05) == begun_last
+
+
+def test_the_equal_results_of_one_prompt_count_once(tmp_path: Path) -> None:
+    """Fourteen prompts are told of the one before and six of the one behind: of 2^20 ways, 60,460 have as many."""
+    rows = [[f"city{3 * step + place}" for place in range(3)] for step in range(20)]
+    results = [["", row[0] if step < 14 else row[2], ""] for step, row in enumerate(rows)]
+    found = _of_values(asks_of_cities(tmp_path / "run", rows, results, siblings=8).turns)
+    assert found is not None
+    assert found.amount == pytest.approx((14 - 6) / 20) and found.chance == pytest.approx(60460 / 2**20)

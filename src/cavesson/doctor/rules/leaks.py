@@ -1,8 +1,9 @@
 """The rule on environments whose episodes are not independent of each other."""
 
 import json
-import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,11 @@ from cavesson.doctor.series import Array
 from cavesson.doctor.turns import Turns
 from cavesson.findings.finding import Evidence
 from cavesson.findings.words import Phrase, Share
+from cavesson.text.words import contains, is_sign
 
-WORD = re.compile(r"[^\W_]{3,}|\d{2,}")
-MIN_GROUPS, MIN_PAIRS = 20, 20
+SHORT, SHORT_NUMBER = 3, 2
+"""Characters from which a word, and a number, can say which row it is of."""
+MIN_GROUPS, MIN_PROMPTS = 20, 20
 SURE = 1e-4
 """Probability by chance below which an order is not chance. Runs have many ways to be ordered a little."""
 COMMON = 0.3
@@ -94,10 +97,16 @@ def _of_rewards(data: RunData, turns: Turns) -> _Leak | None:
 
 
 def _answer_and_truth(turns: Turns) -> Array:
-    """Return [n] numbers of what the policy says last and of the right answer, equal where both are."""
-    numbers: dict[tuple[str | None, str | None], int] = {}
-    pairs = zip((said[-1] if said else None for said in turns.spoken), turns.rows.texts("ground_truth"), strict=True)
-    return np.array([numbers.setdefault(pair, len(numbers)) for pair in pairs], np.int64)
+    """Return [n] numbers of what the policy says last and of the right answer, equal where both are.
+
+    Of answers that occur once, only whether they contain the right one counts: their mean would be their reward.
+    """
+    said = [(spoken[-1:] or [""])[0] for spoken in turns.spoken]
+    pairs = list(zip(said, (truth or "" for truth in turns.rows.texts("ground_truth")), strict=True))
+    often = Counter(pairs)
+    numbers: dict[tuple[str, str] | bool, int] = {}
+    keys = (pair if often[pair] > 1 else pair[1] != "" and contains(*pair) for pair in pairs)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def _of_results(turns: Turns) -> _Leak | None:
@@ -149,10 +158,13 @@ def _two_sided(score: float) -> float:
 
 
 def _of_values(turns: Turns) -> _Leak | None:
-    """Measure whether results have words of the prompt before in a step more often than of the prompt behind."""
+    """Measure whether results have words of the prompt before in a step more often than of the prompt behind.
+
+    Results of one prompt are alike, so that each prompt counts once.
+    """
     rows, said, results = turns.rows, _words_of_episodes(turns), _results(turns)
-    leaked, reverse = [], 0
-    asked = [set(WORD.findall(text or "")) for text in rows.texts("prompt")]
+    asked = _words(rows, rows.texts("prompt"))
+    leaked, earlier_only, later_only = list[int](), 0, 0
     for step in rows.steps.tolist():
         lines = np.flatnonzero(rows.step == step)
         groups = list(dict.fromkeys(rows.group[lines[np.argsort(rows.sample[lines])]].tolist()))
@@ -160,71 +172,94 @@ def _of_values(turns: Turns) -> _Leak | None:
         words = {group: set[str]().union(*(said[line] | asked[line] for line in of[group])) for group in groups}
         for before, own, behind in zip(groups, groups[1:], groups[2:], strict=False):
             earlier, later = words[before] - words[behind] - words[own], words[behind] - words[before] - words[own]
-            for line in of[own]:
-                has_earlier, has_later = bool(results[line] & earlier), bool(results[line] & later)
-                reverse += has_later and not has_earlier
-                leaked += [line] if has_earlier and not has_later else []
-    pairs, calling = len(leaked) + reverse, sum(map(bool, results))
-    if pairs < MIN_PAIRS:
+            found = [(bool(results[line] & earlier), bool(results[line] & later)) for line in of[own]]
+            more = sum(one - other for one, other in found)
+            earlier_only, later_only = earlier_only + (more > 0), later_only + (more < 0)
+            leaked += [line for line, (one, other) in zip(of[own], found, strict=True) if one and not other]
+    if earlier_only + later_only < MIN_PROMPTS:
         return None
-    amount = max(len(leaked) - reverse, 0) / calling
+    calling = len(np.unique(rows.group[[bool(words) for words in results]]))
+    amount = max(earlier_only - later_only, 0) / calling
     what = Phrase("results of tools mention values of the prompt before, and not of the one behind")
-    return _Leak(Share(amount), at_least(len(leaked), pairs, 0.5), what, rows.evidence(leaked))
+    chance = at_least(earlier_only, earlier_only + later_only, 0.5)
+    return _Leak(Share(amount), chance, what, rows.evidence(leaked))
 
 
 def _of_rows(turns: Turns) -> _Leak | None:
-    """Measure whether results say all of another row more often if it is of the same step than of the next one.
+    """Measure whether results say all of another row more often in the step of that row than in the step before.
 
-    What a row says are the words of its prompt and its right answer that not many prompts have. Each pair of prompts
-    counts once.
+    What a row says are the words of its prompt and its right answer that not many prompts have. If results were
+    independent of the rows of others, either step would say a row as often (McNemar's test). Each row counts once, so
+    that neither a result that says many rows nor a row that many results say decides; and only rows count whose words
+    no other row of the two steps has, as these may be what that row rightly gets.
     """
     rows, results = turns.rows, _results(turns)
-    groups = list(dict.fromkeys(rows.group.tolist()))
-    first = {group: line for line, group in reversed(list(enumerate(rows.group.tolist())))}
-    said = _words_of_rows(rows)
-    of_step = {step: [group for group in groups if rows.step[first[group]] == step] for step in rows.steps.tolist()}
-    same, following = set[tuple[int, int]](), set[tuple[int, int]]()
-    evidence: dict[tuple[int, int], int] = {}
-    after = dict(zip(rows.steps[:-1].tolist(), rows.steps[1:].tolist(), strict=True))
-    for line, (step, own) in enumerate(zip(rows.step.tolist(), rows.group.tolist(), strict=True)):
-        for pairs, others in ((same, of_step[step]), (following, of_step.get(after.get(step, -1), []))):
-            for other in others if results[line] and step in after else []:
-                foreign = said[first[other]] - said[line]
-                if foreign and foreign <= results[line]:
-                    pairs.add((own, other))
-                    evidence.setdefault((own, other), line)
-    if len(same) + len(following) < MIN_PAIRS:
+    said, group = _words_of_rows(rows), rows.group
+    here_only, before_only, judged = list[int](), 0, 0
+    for previous, step in pairwise(rows.steps.tolist()):
+        here, before = np.flatnonzero(rows.step == step).tolist(), np.flatnonzero(rows.step == previous).tolist()
+        for other in {group[line]: line for line in reversed(here)}.values():
+            others = [line for line in here if group[line] != group[other]]
+            if any(said[other] <= said[line] for line in (*others, *before)):
+                continue
+            judged += 1
+            sayers, earlier = (_saying(said, results, other, lines) for lines in (others, before))
+            here_only += sayers[:1] if not earlier else []
+            before_only += bool(earlier) and not sayers
+    if len(here_only) + before_only < MIN_PROMPTS:
         return None
-    amount = max(len(same) - len(following), 0) / len(groups)
+    amount = max(len(here_only) - before_only, 0) / judged
     what = Phrase("results of tools say what other rows of their step do, and not what those of the next step do")
-    chance = at_least(len(same), len(same) + len(following), 0.5)
-    return _Leak(Share(amount), chance, what, rows.evidence(evidence[pair] for pair in sorted(same)))
+    chance = at_least(len(here_only), len(here_only) + before_only, 0.5)
+    return _Leak(Share(amount), chance, what, rows.evidence(here_only))
+
+
+def _saying(said: Sequence[set[str]], results: Sequence[set[str]], other: int, lines: Sequence[int]) -> list[int]:
+    """Return those of some episodes whose results say all that another row says and their own row does not."""
+    return [line for line in lines if said[other] - said[line] <= results[line]]
+
+
+def _words(rows: Rows, texts: Sequence[str | None]) -> list[set[str]]:
+    """Return the words of each text that are long enough to say which row they are of."""
+    cut = rows.cut([text or "" for text in texts])
+    return [{word for word in words if not is_sign(word) and _is_long(word)} for words in cut]
+
+
+def _is_long(word: str) -> bool:
+    return len(word) >= (SHORT_NUMBER if word.isdigit() else SHORT)
+
+
+def _truths(rows: Rows) -> list[set[str]]:
+    """Return [n] the words of each right answer; none where it is not recorded."""
+    return _words(rows, rows.texts("ground_truth") if rows.recorded("ground_truth") else [None] * len(rows))
 
 
 def _words_of_rows(rows: Rows) -> list[set[str]]:
     """Return [n] the words of each prompt and right answer, without those of many prompts."""
-    truth = rows.texts("ground_truth") if rows.recorded("ground_truth") else [None] * len(rows)
-    asked = [set(WORD.findall(text or "")) for text in rows.texts("prompt")]
+    asked = _words(rows, rows.texts("prompt"))
     count = Counter(word for words in asked for word in words)
     rare = {word for word, number in count.items() if number <= COMMON * len(rows)}
-    return [(words & rare) | set(WORD.findall(one or "")) for words, one in zip(asked, truth, strict=True)]
+    return [(words & rare) | truth for words, truth in zip(asked, _truths(rows), strict=True)]
 
 
 def _results(turns: Turns) -> list[set[str]]:
     """Return [n] the words in the results of each episode."""
-    found: list[set[str]] = [set() for _ in range(len(turns.rows))]
+    calls = np.flatnonzero(turns.role == "tool").tolist()
     texts = turns.texts("text")
-    for call in np.flatnonzero(turns.role == "tool").tolist():
-        found[int(turns.line[call])].update(WORD.findall(texts[call] or ""))
-    return found
+    return _joined(turns, calls, [texts[call] for call in calls])
 
 
 def _words_of_episodes(turns: Turns) -> list[set[str]]:
     """Return [n] the words in the right answer and in the arguments of each episode's calls."""
-    truth = turns.rows.texts("ground_truth") if turns.rows.recorded("ground_truth") else [None] * len(turns.rows)
-    found = [set(WORD.findall(one or "")) for one in truth]
-    for line, text in zip(turns.line.tolist(), turns.texts("arguments"), strict=True):
-        found[line].update(WORD.findall(_values(text)))
+    given = _joined(turns, range(len(turns)), [_values(text) for text in turns.texts("arguments")])
+    return [words | truth for words, truth in zip(given, _truths(turns.rows), strict=True)]
+
+
+def _joined(turns: Turns, of: Sequence[int], texts: Sequence[str | None]) -> list[set[str]]:
+    """Return [n] the words of each episode in the texts of some turns."""
+    found: list[set[str]] = [set() for _ in range(len(turns.rows))]
+    for turn, words in zip(of, _words(turns.rows, texts), strict=True):
+        found[int(turns.line[turn])] |= words
     return found
 
 
