@@ -1,5 +1,6 @@
 """GRPO's advantages, and what its settings mean."""
 
+import itertools
 import math
 import re
 import statistics
@@ -10,6 +11,8 @@ import pytest
 import torch
 from batch_helpers import ALONE
 from group_helpers import LIMIT, grpo, uneven
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from cavesson.algorithms.grpo import GRPORun
@@ -18,6 +21,7 @@ from cavesson.errors import UserError
 from cavesson.ops.kl import k1
 from cavesson.types import Batch
 
+SCALES = ["group", "batch", "none"]
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "grpo.md"
 
 
@@ -47,13 +51,12 @@ def test_advantages_by_hand():
     assert reinforce.tolist() == pytest.approx([a / (whole + 1e-4) for a in around_all])
 
 
-@pytest.mark.parametrize("baseline", ["group", "batch"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize(("baseline", "scale"), [*itertools.product(["group", "batch"], SCALES), ("group", "mean")])
 def test_equal_rewards_teach_nothing(baseline, scale):
     assert credited([0.1] * 7, [2, 2, 2, 2, 2, 2, 8], baseline=baseline, scale=scale).tolist() == [0.0] * 7
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_group_has_as_much_to_gain_as_to_lose(scale):
     batch = uneven(attended=torch.ones(8, LIMIT), learned=torch.ones(8, LIMIT))
     advantage = grpo(scale=scale).credit(batch, 0.0, ALONE)["advantage"]
@@ -120,6 +123,48 @@ def test_the_overlong_penalty_comes_before_the_groups():
     assert algorithm.metrics(after, ALONE)["reward/overlong_penalty"] == pytest.approx(-3 / 8)
 
 
+# --- MaxRL ---
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 2)), min_size=1, max_size=10))
+def test_maxrl_as_a_loop_over_groups_says(pairs):
+    rewards, group = map(list, zip(*pairs, strict=True))
+    expected = [0.0] * len(pairs)
+    for name in set(group):
+        members = [i for i, other in enumerate(group) if other == name]
+        mean = math.fsum(rewards[i] for i in members) / len(members)
+        for i in members if mean > 0 else []:
+            expected[i] = (rewards[i] - mean) / mean
+    assert credited(rewards, group, scale="mean").tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_expected_gradient_of_maxrl_is_that_of_the_pass_at_k_up_to_the_size_of_the_group_less_one(size):
+    """By enumeration: all groups of a policy with three responses, two of which are right."""
+    logits, right = torch.tensor([0.3, -0.9, 0.6], dtype=torch.float64, requires_grad=True), [0.0, 1.0, 1.0]
+    logprob = logits.log_softmax(0)
+    scores = [torch.autograd.grad(one, logits, retain_graph=True)[0] for one in logprob]
+    expected = torch.zeros(3, dtype=torch.float64)
+    for drawn in itertools.product(range(3), repeat=size):
+        advantage = credited([right[i] for i in drawn], [0] * size, scale="mean").tolist()
+        estimate = sum(a * scores[i] for a, i in zip(advantage, drawn, strict=True)) / size
+        expected += logprob[list(drawn)].sum().exp().item() * estimate
+    passes = logprob.exp() @ torch.tensor(right, dtype=torch.float64)
+    objective = sum(((1 - (1 - passes) ** k) / k for k in range(1, size)), 0 * passes)
+    torch.testing.assert_close(expected, torch.autograd.grad(objective, logits)[0], atol=1e-6, rtol=1e-6)
+
+
+def test_the_unit_of_the_reward_does_not_matter_to_maxrl():
+    rewards, group = [0.0, 0.2, 1.0, 0.5, 0.5, 2.0], [0, 0, 0, 1, 1, 1]
+    ten_times = credited([10 * one for one in rewards], group, scale="mean")
+    torch.testing.assert_close(ten_times, credited(rewards, group, scale="mean"))
+
+
+def test_maxrl_refuses_rewards_below_0():
+    with pytest.raises(UserError, match=r'of 0 or more, and a response got -0\.5: .*grpo\.scale to "group"'):
+        credited([1.0, -0.5], [0, 0], scale="mean")
+
+
 # --- dynamic sampling, settings ---
 
 
@@ -153,6 +198,13 @@ def test_the_longest_response_is_that_of_sampling_unless_said():
         (["--grpo.overlong_buffer", "4"], "overlong_buffer"),
         (["--grpo.overlong", "penalty", "--grpo.overlong_buffer", "33"], "more than the longest response, 32"),
         (["--grpo.longest", "16"], "less than the sampling length limit 32"),
+        (["--grpo.scale", "mean", "--grpo.baseline", "batch"], "remove grpo.baseline"),
+        (["--grpo.scale", "mean", "--grpo.kl_in", "reward", "--kl.coef", "0.1"], 'grpo.kl_in "reward" lowers them'),
+        (["--grpo.scale", "mean", "--grpo.overlong", "penalty", "--grpo.overlong_buffer", "4"], 'penalty" lowers'),
+        (["--grpo.scale", "mean", "--shaping.subtract_query"], "shaping.subtract_query lowers"),
+        (["--grpo.scale", "mean", "--shaping.scale", "--shaping.normalise"], "shaping.normalise lowers"),
+        (["--grpo.scale", "mean", "--shaping.missing_eos_penalty", "1"], "missing_eos_penalty lowers"),
+        (["--grpo.scale", "mean", "--shaping.scale"], "shaping.scale has no effect"),
     ],
 )
 def test_mistakes_are_named(flags, words):

@@ -64,6 +64,10 @@ HOW = {
 }
 
 
+def maxrl(r: Array) -> Array:
+    return np.array([[x / np.mean(row) - 1 if any(row) else 0 for x in row] for row in r])
+
+
 def written(
     folder: Path,
     advantage: Callable[[Array], Array],
@@ -72,11 +76,13 @@ def written(
     recorded: float | None = None,
     empty: bool = False,
     shaped: bool = False,
+    binary: bool = False,
 ) -> RunData:
     """A record of groups; before `begins` the advantages are those of GRPO, and from there on as given.
 
     `beta` is that of the penalty, and is written into the record unless another one is given. With `empty`, one
-    response of each step has no tokens. With `shaped`, rewards are clipped before they are used.
+    response of each step has no tokens. With `shaped`, rewards are clipped before they are used. With `binary`, they
+    are 0 or 1.
     """
     chance = np.random.default_rng(5)
     with Recorder(folder) as recorder:
@@ -84,6 +90,8 @@ def written(
             rewards = chance.normal(
                 chance.normal(0, 1, (GROUPS, 1)), chance.uniform(0.3, 2.0, (GROUPS, 1)), (GROUPS, SIZE)
             )
+            if binary:
+                rewards = (rewards > 0).astype(float)
             delta = chance.normal(0.1, 0.5, (GROUPS * SIZE, TOKENS))
             used = np.clip(rewards, -0.8, 0.8) if shaped else rewards
             signal = used - beta * delta.sum(1).reshape(rewards.shape)
@@ -111,6 +119,25 @@ def read(data: RunData) -> Reading | None:
 def test_the_advantages_of_papers_are_in_range(tmp_path: Path, form: str) -> None:
     found = read(written(tmp_path / "run", FORMS[form]))
     assert found is not None and not found.sick and found.seen < 1e-4
+
+
+def test_the_advantages_of_maxrl_are_in_range(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "run", maxrl, binary=True))
+    assert found is not None and not found.sick and found.seen < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "how"),
+    [
+        (lambda r: -maxrl(r), "falls"),
+        (lambda r: np.roll(maxrl(r).reshape(-1), 1).reshape(r.shape), "another order"),
+        (lambda r: maxrl(r) + 1, "mean is far from 0"),
+        (lambda r: (r - r.mean(-1, keepdims=True)) / (r.mean(-1, keepdims=True) + 0.5), ""),
+    ],
+)
+def test_wrong_advantages_of_maxrl_are_found(tmp_path: Path, wrong: Callable[[Array], Array], how: str) -> None:
+    found = read(written(tmp_path / "run", wrong, binary=True))
+    assert found is not None and found.sick and how in str(found.words["how"])
 
 
 @pytest.mark.parametrize("form", WRONG)

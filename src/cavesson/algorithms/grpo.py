@@ -10,8 +10,9 @@ from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import CoefficientSettings
+from cavesson.errors import UserError
 from cavesson.ops import kl, ratios
-from cavesson.ops.groups import centred, group_stds
+from cavesson.ops.groups import centred, group_stds, over_mean
 from cavesson.ops.token_rewards import penalised, soft_overlong
 from cavesson.processes import Processes
 from cavesson.traits import Traits
@@ -23,8 +24,9 @@ class GRPO(GroupAlgorithm):
 
     baseline: Literal["group", "batch"] = "group"
     """what is subtracted from a reward: the mean of its group (the responses to the same prompt), or of the step"""
-    scale: Literal["group", "batch", "none"] = "group"
-    """the standard deviation that the result is divided by: of the group, of the step, or none (Dr. GRPO)"""
+    scale: Literal["group", "batch", "none", "mean"] = "group"
+    """what the result is divided by: the standard deviation of the group, or of the step; nothing (Dr. GRPO); or the
+    mean of the group (MaxRL), for rewards of 0 or more"""
     normalise: Literal["token", "sequence", "constant"] = "token"
     """how token losses are averaged: "token" = mean over all tokens (DAPO); "sequence" = mean over responses of the
     mean over their tokens (the original GRPO); "constant" = sum / (responses · longest) (Dr. GRPO)"""
@@ -71,10 +73,7 @@ class GRPO(GroupAlgorithm):
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
             spent = kl.ESTIMATORS[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
-        over = {"group": rollouts["group_in_step"], "batch": torch.zeros_like(rollouts["group_in_step"])}
-        advantage = processes.over_all(centred, signal, over[self.baseline])
-        if self.scale != "none":
-            advantage = advantage / (processes.over_all(group_stds, signal, over[self.scale]) + 1e-4)
+        advantage = self._compared(signal, rollouts["group_in_step"], processes)
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None].to(mask.dtype) * mask)
 
     def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
@@ -109,6 +108,21 @@ class GRPO(GroupAlgorithm):
         # A response has a single ratio, which its first token has too, so a long one must not count more often.
         whole = {} if self.ratio == "token" else {"policy/ratio": means.pop("policy/ratio")[:, 0]}
         return Loss(loss, {**means, "loss/total": loss}, clipped.maxima, whole)
+
+    def _compared(self, signal: Tensor, group: Tensor, processes: Processes) -> Tensor:
+        if self.scale == "mean":
+            lowest = float(processes.rows(signal).min())
+            if lowest < 0:
+                raise UserError(
+                    f'grpo.scale "mean" needs rewards of 0 or more, and a response got {lowest:.6g}: '
+                    'change the reward, or set grpo.scale to "group"'
+                )
+            return processes.over_all(over_mean, signal, group)
+        over = {"group": group, "batch": torch.zeros_like(group)}
+        advantage = processes.over_all(centred, signal, over[self.baseline])
+        if self.scale == "none":
+            return advantage
+        return advantage / (processes.over_all(group_stds, signal, over[self.scale]) + 1e-4)
 
     def _overlong_penalty(self, batch: Batch) -> Tensor:
         if self.overlong != "penalty" or self.overlong_buffer is None:
@@ -176,4 +190,25 @@ class GRPORun(RolloutRun):
             )
         if grpo.normalise != "constant" and grpo.overlong != "penalty":
             self.refuse("grpo.longest", 'without normalise "constant" or overlong "penalty"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_mean(self) -> Self:
+        if self.grpo.scale != "mean":
+            return self
+        if self.grpo.baseline == "batch":
+            raise ValueError('grpo.scale "mean" needs the mean of the group as baseline, too; remove grpo.baseline')
+        lowers = {
+            'grpo.kl_in "reward"': self.grpo.kl_in == "reward",
+            'grpo.overlong "penalty"': self.grpo.overlong == "penalty",
+            "shaping.subtract_query": self.shaping.subtract_query,
+            "shaping.normalise": self.shaping.normalise,
+            "shaping.missing_eos_penalty": self.shaping.missing_eos_penalty > 0,
+        }
+        if name := next((name for name, is_set in lowers.items() if is_set), None):
+            raise ValueError(
+                f'grpo.scale "mean" needs rewards of 0 or more, and {name} lowers them; remove it, or set another scale'
+            )
+        if self.shaping.clip is None:
+            self.refuse("shaping.scale", 'with grpo.scale "mean": advantages do not depend on the unit of the reward')
         return self

@@ -233,7 +233,7 @@ class RolloutRun(RunSettings):
 
     @property
     def rewards_are_scaled(self) -> bool:
-        """Whether rewards are divided by their standard deviation before the KL penalty is added."""
+        """Whether rewards are divided by their standard deviation, or by their mean, before the KL penalty is added."""
         return False
 
     @property

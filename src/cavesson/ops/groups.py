@@ -23,6 +23,18 @@ def centred(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Ten
     return rewards - group_means(rewards, group)
 
 
+def over_mean(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return (r_i − mean) / mean of rewards of 0 or more: each reward above its group mean, in units of that mean.
+
+    This is the advantage A_i of MaxRL (arXiv:2602.02710). For rewards of 0 and 1 and the gradient s_i of a response's
+    log-likelihood, the mean of A_i·s_i over a group of G has the expectation Σ_{k=1}^{G−1} (1/k)·∇pass@k, with pass@k
+    = 1 − (1 − p)^k for the success probability p. This is the series of ∇ log p up to the order G − 1. For all rewards
+    of 0 or more, A_i is between −1 and G − 1. A group whose rewards are all 0 gives 0.
+    """
+    mean = group_means(rewards, group)
+    return (rewards - mean) / mean.where(mean > 0, 1.0)
+
+
 def leave_one_out(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Return each reward minus the mean reward of the other responses in its group.
 

@@ -75,7 +75,8 @@ def are_chosen(data: RunData) -> bool:
     "{limit}",
     fix="check that the responses to a prompt stand next to each other, and what is subtracted and divided by: the "
     "mean and standard deviation of the group (GRPO), or the mean of the other responses (RLOO)",
-    source="GRPO 2402.03300, section 4.1; RLOO 2402.14740, section 3.2; Dr. GRPO 2503.20783; TRL's loss types",
+    source="GRPO 2402.03300, section 4.1; RLOO 2402.14740, section 3.2; Dr. GRPO 2503.20783; MaxRL 2602.02710; "
+    "TRL's loss types",
     explains=["update-kl-large", "clip-fraction-high", "kl-explosion", *RUNAWAY],
     disproof=Disproof(
         ("rows.advantage",),
@@ -244,8 +245,10 @@ def _forms(step: Array, group: Array, signal: Array) -> list[Array]:
     spread = _spread(group, signal)
     spread = np.where(spread > 1e-6 * spread.max(initial=0.0), spread, 1.0)
     of_step = np.unique(step, return_inverse=True)[1]
-    in_group, in_step = signal - mean_of(group, signal), signal - mean_of(of_step, signal)
-    return [in_group, in_group / spread, in_step, in_step / spread]
+    mean = mean_of(group, signal)
+    in_group, in_step = signal - mean, signal - mean_of(of_step, signal)
+    over_mean = [in_group / np.where(mean > 0, mean, 1.0)] if np.all(signal >= 0) else []  # MaxRL
+    return [in_group, in_group / spread, in_step, in_step / spread, *over_mean]
 
 
 def _tiled_means(data: RunData, signal: Array) -> Array:
