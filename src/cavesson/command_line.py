@@ -21,12 +21,7 @@ STAGE = "CAVESSON_STAGE"
 
 
 def command_line(*words: str | Path, processes: int = 1) -> str:
-    """Return `cavesson WORDS…` in a form that can be pasted into the shell that started this process.
-
-    Args:
-        words: arguments of the command, quoted where necessary.
-        processes: number of processes.
-    """
+    """Return `cavesson WORDS…` in a form that can be pasted into the shell that started this process."""
     parts = [*program(), *map(str, words), *(["--processes", str(processes)] if processes > 1 else [])]
     return shlex.join(parts) if os.name == "posix" else subprocess.list2cmdline(parts)
 

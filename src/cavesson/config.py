@@ -105,14 +105,7 @@ def overlaid(kind: type[Settings], values: dict[str, Any], flags: Sequence[str])
 
 
 def separate(kind: Any, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Separate positional arguments from flags.
-
-    A flag without "=" takes the next argument as its value. That of a true|false setting takes only "true" or "false",
-    and means true without them.
-
-    Args:
-        kind: the class of settings that the flags belong to, or a union of several.
-        arguments: positional arguments and flags, in any order.
+    """Separate positional arguments from the flags of a class of settings, or a union of several, in any order.
 
     Returns:
         The positional arguments, and the flags as (dotted name, value).

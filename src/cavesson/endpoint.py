@@ -111,11 +111,7 @@ class Endpoint:
 
 
 def secret(reference: str, what: str) -> str:
-    """Return the secret that a setting names as ``env:NAME``, of an environment variable, or as ``file:PATH``.
-
-    Args:
-        reference: the name.
-        what: the setting, for the message of an error.
+    """Return the secret that a setting, `what`, names as ``env:NAME``, of an environment variable, or as ``file:PATH``.
 
     Raises:
         UserError: the variable is not set, or the file cannot be read.

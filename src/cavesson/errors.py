@@ -36,12 +36,7 @@ class StoppedError(UserError):
 
 
 class SignalledError(StoppedError):
-    """A run was ended by a signal and can be continued; the exit code is the one that shells use for that signal.
-
-    Args:
-        message: where the run was stopped.
-        number: number of the signal.
-    """
+    """A run was ended by a signal and can be continued; the exit code is the one that shells use for that signal."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -86,10 +81,7 @@ def print_exception(error: BaseException) -> None:
 def leave_for_launcher(line: str, exit_code: int, is_whole: bool = False) -> None:
     """Write down what ended this process, where torchrun's agent reads it; has no effect if no agent started it.
 
-    Args:
-        line: what ended it.
-        exit_code: of this process.
-        is_whole: the line names the process itself, or is only about other processes.
+    The line names the process itself if it `is_whole`, or else is only about other processes.
     """
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if place:
@@ -167,12 +159,7 @@ def lost_process(error: BaseException) -> str | None:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Convert whatever a user's function raises, including `sys.exit`, to a UserCodeError with its location.
-
-    Ctrl-C and SIGTERM end the block as they would end any other. A process that the function has forked ends here.
-
-    Args:
-        what: name of the function, for the message.
+    """Convert whatever a user's function, `what`, raises, including `sys.exit`, to a UserCodeError with its location.
 
     Raises:
         UserCodeError: the function raised something other than a UserError.

@@ -23,11 +23,8 @@ def line_of(function: Callable[..., Any]) -> str:
 
 
 def load_function(name: str, what: str = "reward") -> Callable[..., Any]:
-    """Load a reward, or other code of the user, given as "file.py:function" or "module:function".
-
-    Args:
-        name: the name.
-        what: what it is, for the message of an error.
+    """Load a reward, or other code of the user, given as "file.py:function" or "module:function"; messages call it
+    `what`.
 
     Raises:
         UserError: the file, module or function does not exist, or importing it raises an exception.

@@ -23,15 +23,7 @@ _MASK = local()
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle signals with a function inside the block; has no effect outside the main thread.
-
-    Processes that are forked inside the block, such as those of a reward that uses `multiprocessing`, begin with what
-    handled the signals before any of our handlers.
-
-    Args:
-        handler: called with the signal's number and the current frame.
-        numbers: the signals.
-    """
+    """Handle signals with a function inside the block; has no effect outside the main thread."""
     if current_thread() is not main_thread():  # Python delivers signals only to the main thread
         yield
         return

@@ -23,13 +23,7 @@ Curve = tuple[Sequence[float], Sequence[float | None]]
 
 
 def page(title: str, facts: Mapping[str, Any], curves: Mapping[str, Curve]) -> str:
-    """Return a title, facts in a table, and the first of the known metrics as curves.
-
-    Args:
-        title: plain text.
-        facts: values by name; None is omitted.
-        curves: curves by the name of the metric.
-    """
+    """Return a title, facts in a table, and the first of the known metrics as curves; None is omitted."""
     shown = [name for name in SHOWN if name in curves][:MAX_CURVES]
     drawn = "".join(_curve(name, *curves[name]) for name in shown)
     return f"<div><strong>{_text(title)}</strong>{_table(facts)}<div>{drawn}</div></div>"

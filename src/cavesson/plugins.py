@@ -12,11 +12,8 @@ KINDS = ("algorithms", "engines", "environments", "importers", "rewards", "rules
 
 
 def installed(kind: str, own: Collection[str] = ()) -> dict[str, EntryPoint]:
-    """Return the entry points of a kind by their names; those with a name of Cavesson's own are reported and left out.
-
-    Args:
-        kind: One of ``KINDS``.
-        own: The names that Cavesson has of this kind.
+    """Return the entry points of a kind, one of ``KINDS``, by their names; own names of Cavesson are reported and left
+    out.
     """
     assert kind in KINDS, kind
     found: dict[str, EntryPoint] = {}

@@ -26,11 +26,7 @@ FILES = 10_240
 def small_process(large: int = LARGE) -> None:
     """Save memory, and a third of a second at startup.
 
-    pyarrow does not load pandas, and free memory is returned to the system; otherwise, each thread of a server would
-    keep a separate heap.
-
-    Args:
-        large: Size in bytes from which a block of memory is returned to the system as soon as it is freed.
+    A block of memory of at least ``large`` bytes is returned to the system as soon as it is freed.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

@@ -44,10 +44,7 @@ def _current(device: torch.device) -> torch.device:
 
 
 def _check_gpus(device: torch.device | None) -> None:
-    """Check that there is a GPU for each process of this machine.
-
-    Args:
-        device: that the settings name; None = any GPU.
+    """Check that there is a GPU for each process of this machine; the device that settings name may be any.
 
     Raises:
         UserError: the machine has no such GPU or fewer than processes, or several processes would share one.
@@ -71,11 +68,7 @@ def _check_gpus(device: torch.device | None) -> None:
 
 
 def _check_exchanges_on_host() -> None:
-    """Check that the process group, which may be older than this run, can exchange tensors in the memory of the host.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Raise UserError if the process group, perhaps older than the run, cannot exchange tensors in host memory."""
     backends = dist.get_backend_config().split(",")
     if not any(backend.startswith("cpu:") for backend in backends):
         raise UserError(
@@ -189,15 +182,7 @@ class Processes:
         return range(start, start + len(parts[self.rank]))
 
     def micro_batches(self, mine: Sequence[int], at_once: int) -> list[list[int]]:
-        """Split this process's rows of a batch into micro-batches.
-
-        Processes that share one set of weights must make the same number of passes, so those with fewer micro-batches
-        get empty ones at the end; they must call this together.
-
-        Args:
-            mine: the rows of this process.
-            at_once: rows in a micro-batch; 0 = all.
-        """
+        """Split this process's rows of a batch into micro-batches of `at_once` rows; 0 = all."""
         size = at_once or max(1, len(mine))
         return self.equally_many([list(mine[start : start + size]) for start in range(0, len(mine), size)])
 
@@ -226,10 +211,9 @@ class Processes:
         return everything or []
 
     def rows(self, column: Tensor) -> Tensor:
-        """Join a column of all processes in rank order, on every process (on CPU).
+        """Join a column `[b]` or `[b, T]` of all processes in rank order, on every process (on CPU).
 
-        Args:
-            column: `[b]` or `[b, T]`; b and T may differ between processes, and 0 pads shorter rows on the right.
+        b and T may differ between processes, and 0 pads shorter rows on the right.
         """
         if self.count == 1:
             return column
@@ -241,11 +225,8 @@ class Processes:
         return torch.cat(parts).to(column.dtype)
 
     def over_all(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
-        """Apply a function of the rows of all processes, and return this process's rows of the result.
-
-        Args:
-            function: from columns `[B]`, in rank order, to one column `[B]`.
-            columns: those of this process, `[b]`.
+        """Apply a function of columns `[B]` of all processes, in rank order; return this process's rows `[b]` of the
+        result.
         """
         if self.count == 1:
             return function(*columns)

@@ -14,13 +14,8 @@ if sys.platform != "win32":
 
 
 class Scratch:
-    """A temporary folder that is removed when its block or its object ends, and at the latest with the process.
-
-    A process that is killed cannot remove it; the next one that makes a folder of this kind does. Nobody removes the
-    folder of a process that lives: it holds a lock on it, which the system releases however the process ends.
-
-    Args:
-        kind: name of its purpose, which is part of the folder's.
+    """A temporary folder, named after its purpose, that is removed when its block or object ends, at the latest with
+    the process.
     """
 
     def __init__(self, kind: str) -> None:

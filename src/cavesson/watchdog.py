@@ -73,11 +73,8 @@ def sentence(seen: Sequence[Seen], ranks: Sequence[int], timeout: float) -> str:
 class Watchdog:
     """Watches the processes of a run until it is closed; all of them must make it at the same place.
 
-    Args:
-        rank: of this process.
-        count: of the processes.
-        timeout: seconds after which a process without progress hangs.
-        resume_hint: returns the command that continues the run, or None if there is nothing to continue.
+    A process without progress for `timeout` seconds hangs. `resume_hint` returns the command that continues the run, or
+    None if there is nothing to continue.
     """
 
     def __init__(self, rank: int, count: int, timeout: float, resume_hint: Callable[[], str | None]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reward_helpers import call_reward
 
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
 from cavesson.data.from_numpy import from_numpy
 from cavesson.data.notes import Notes
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rollout.rewards.base import call_reward
 
 DATES = [np.datetime64("2026-11-27T10:00", "ns"), np.timedelta64(3, "ns"), np.datetime64("2026-11-27")]
 

@@ -5,10 +5,11 @@ import time
 
 import pytest
 import torch
+from reward_helpers import call_reward
 
 from cavesson.errors import UserCodeError, UserError
 from cavesson.rollout.rewards.arguments import Judged
-from cavesson.rollout.rewards.base import call_reward, call_rewards
+from cavesson.rollout.rewards.base import call_rewards
 from cavesson.rollout.rewards.settings import RewardSettings
 from cavesson.rollout.rewards.table import Reward, build_rewards, rehearse, score
 

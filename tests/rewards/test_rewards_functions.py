@@ -4,9 +4,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from reward_helpers import call_reward
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rollout.rewards.base import call_reward
 from cavesson.rollout.rewards.exact_match import exact_match
 from cavesson.rollout.rewards.lowercase import lowercase
 from cavesson.rollout.rewards.sentiment import sentiment

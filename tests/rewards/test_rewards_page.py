@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import uvicorn
+from reward_helpers import call_reward
 from test_rewards_http import listening
 
 from cavesson.errors import UserError
-from cavesson.rollout.rewards.base import call_reward
 from cavesson.rollout.rewards.code import CodeSettings
 from cavesson.rollout.rewards.http import HttpSettings
 from cavesson.rollout.rewards.settings import RewardSettings

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reward_helpers import call_reward
 
 from cavesson.errors import UserCodeError
 from cavesson.handlers import handling
-from cavesson.rollout.rewards.base import call_reward
 from cavesson.rollout.rewards.surroundings import still_running
 
 RESPONSES = ["one", "two"]

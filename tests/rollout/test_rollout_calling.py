@@ -15,6 +15,7 @@ from cavesson.errors import UserCodeError
 from cavesson.rollout import contract
 from cavesson.rollout.calling import Caller, as_text
 from cavesson.rollout.environments import Environments, Kind
+from cavesson.rollout.rewards.concurrent import event_loop
 from cavesson.rollout.tools import Tool
 from cavesson.rollout.types import Answered, Call
 
@@ -29,8 +30,17 @@ def tool(function, *names):
     return {name: Tool(name, {"type": "function", "function": {"name": name, "parameters": parameters}}, function)}
 
 
+def begun(caller, tools, *calls):
+    """Begin the calls of a turn, one after the other, as an episode does."""
+
+    async def given():
+        return [await caller.answer(tools, call) for call in calls]
+
+    return asyncio.run_coroutine_threadsafe(given(), event_loop())
+
+
 def answers(tools, *calls, timeout=WAIT, concurrency=4):
-    return Caller(concurrency, timeout).answer(tools, calls).result(WAIT)
+    return begun(Caller(concurrency, timeout), tools, *calls).result(WAIT)
 
 
 def answer(function, timeout=WAIT, **arguments):
@@ -228,7 +238,7 @@ def test_many_episodes_call_at_the_same_time_at_most_as_many_as_allowed():
             running -= 1
 
     caller = Caller(3, WAIT)
-    turns = [caller.answer(tool(meet), [Call("meet", {})]) for _ in range(12)]
+    turns = [begun(caller, tool(meet), Call("meet", {})) for _ in range(12)]
     assert all(turn.result(WAIT)[0].error is None for turn in turns)
     assert most == 3
 
@@ -236,9 +246,9 @@ def test_many_episodes_call_at_the_same_time_at_most_as_many_as_allowed():
 def test_a_slow_tool_does_not_hold_up_the_others():
     ended = threading.Event()
     caller = Caller(2, WAIT)
-    slow = caller.answer(tool(ended.wait), [Call("wait", {})])
+    slow = begun(caller, tool(ended.wait), Call("wait", {}))
     for _ in range(5):
-        assert caller.answer(tool(echo, "value"), [Call("echo", {"value": "x"})]).result(WAIT)[0].text == "x"
+        assert begun(caller, tool(echo, "value"), Call("echo", {"value": "x"})).result(WAIT)[0].text == "x"
     assert not slow.done()
     ended.set()
     assert slow.result(WAIT)[0].text == "true"
@@ -265,9 +275,9 @@ def test_time_limits_of_functions_and_coroutines():
 def test_stuck_calls_do_not_use_up_the_others_turns():
     ended = threading.Event()
     caller = Caller(1, 0.05)
-    stuck = [caller.answer(tool(ended.wait), [Call("wait", {})]) for _ in range(3)]
+    stuck = [begun(caller, tool(ended.wait), Call("wait", {})) for _ in range(3)]
     assert all(one.result(WAIT)[0].error for one in stuck)
-    assert caller.answer(tool(echo_later, "value"), [Call("echo_later", {"value": "x"})]).result(WAIT)[0].text == "x"
+    assert begun(caller, tool(echo_later, "value"), Call("echo_later", {"value": "x"})).result(WAIT)[0].text == "x"
     ended.set()
 
 
@@ -276,7 +286,7 @@ def test_the_time_that_a_call_waits_for_others_does_not_count():
         time.sleep(0.3)
 
     caller = Caller(1, 1.0)
-    given = [caller.answer(tool(nap), [Call("nap", {})]) for _ in range(5)]
+    given = [begun(caller, tool(nap), Call("nap", {})) for _ in range(5)]
     assert [one.result(WAIT)[0].error for one in given] == [None] * 5
 
 
@@ -308,7 +318,7 @@ def test_an_environment_whose_call_outlasts_its_time_is_busy_until_it_ends(caplo
     environments = Environments({None: Slow})
     one, other = (environments.take(environments.of({})) for _ in range(2))
     caller = Caller(2, 0.05)
-    assert caller.answer(one.tools, [Call("wait", {})]).result(WAIT)[0].error
+    assert begun(caller, one.tools, Call("wait", {})).result(WAIT)[0].error
     assert (caller.is_busy(one.environment), caller.is_busy(other.environment)) == (True, False)
     one.environment.ended.set()
     deadline = time.monotonic() + WAIT
@@ -437,16 +447,16 @@ def test_a_property_that_breaks_is_the_users_error():
 
 
 def test_cancelling_a_turn_cancels_its_call():
-    begun, cancelled = threading.Event(), threading.Event()
+    running, cancelled = threading.Event(), threading.Event()
 
     async def wait():
-        begun.set()
+        running.set()
         try:
             await asyncio.sleep(WAIT)
         finally:
             cancelled.set()
 
-    turn = Caller(1, WAIT).answer(tool(wait), [Call("wait", {})])
-    assert begun.wait(WAIT)
+    turn = begun(Caller(1, WAIT), tool(wait), Call("wait", {}))
+    assert running.wait(WAIT)
     turn.cancel()
     assert cancelled.wait(WAIT)

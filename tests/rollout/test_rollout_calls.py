@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rollout_helpers import END, TOOL, chat, tokenizer
 
 from cavesson.data.chat import Chat
+from cavesson.data.special_tokens import Written
 from cavesson.data.types import Turn
 from cavesson.errors import UserError
 from cavesson.rollout.calls import NAMED, CallFormat
@@ -74,7 +75,7 @@ def sampled(name: str, turn: Turn) -> list[int]:
     asked, whole = one.render([ASK], [TOOL], answer=True), one.render([ASK, turn], [TOOL])
     assert whole.startswith(asked)
     text = whole[len(asked) : whole.rindex(END[name]) + len(END[name])]
-    (encoded,) = one.special.encode([one.special.as_control(text)], add=False)
+    (encoded,) = one.special.encode([Written(text, one.special.spans(text))], add=False)
     return encoded.ids
 
 

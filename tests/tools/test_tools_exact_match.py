@@ -5,9 +5,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reward_helpers import call_reward
 
 from cavesson.errors import UserError
-from cavesson.rollout.rewards.base import call_reward
 from cavesson.rollout.rewards.exact_match import exact_match, matches
 
 GSM8K = "Janet sells 16 - 3 - 4 = <<16-3-4=9>>9 duck eggs a day.\nShe makes 9 * 2 = $<<9*2=18>>18 every day.\n#### 18"

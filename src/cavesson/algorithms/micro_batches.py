@@ -15,15 +15,10 @@ from cavesson.types import Batch
 def micro_batches(
     role: Any, processes: Processes, batch: Batch, rows: Sequence[int], settings: OptimizeSettings, usual: int = 0
 ) -> list[list[int]]:
-    """Split rows of a batch of this process; all processes must call this together.
+    """Split rows of a batch of this process, which has their lengths; all processes must call this together.
 
-    Args:
-        role: the model that will read them, which may pad.
-        processes: those of the run.
-        batch: has the lengths of the rows.
-        rows: to split.
-        settings: how they are split.
-        usual: rows in a micro-batch without such settings; 0 = all.
+    `role` is the model that will read them, which may pad. Settings that do not say otherwise give micro-batches of
+    `usual` rows; 0 = all.
     """
     if settings.most_tokens is None:
         return processes.micro_batches(rows, settings.micro_batch_size or usual)

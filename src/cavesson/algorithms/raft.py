@@ -172,9 +172,7 @@ def selected_examples(rollouts: Rollouts) -> list[dict[str, str]]:
 def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
     """Print the gain of every step, and the gain from selecting among responses of the untrained model.
 
-    Args:
-        console: where to print.
-        steps: the recorded metrics of training steps, as in `cavesson.open(folder).steps().to_pylist()`.
+    `steps` are their recorded metrics, as in `cavesson.open(folder).steps().to_pylist()`.
     """
     table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
     for step in steps:

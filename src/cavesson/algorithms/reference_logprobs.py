@@ -33,18 +33,11 @@ def with_reference(
     settings: ExampleRun,
     reference: FrozenSettings,
 ) -> Examples[PairTokens]:
-    """Add to every pair the log-probabilities of both responses under the reference.
+    """Add to every pair in memory the log-probabilities of both responses under the reference.
 
-    The reference is not needed for anything else, so its weights need not stay in memory during training.
-
-    Args:
-        examples: pairs, in memory.
-        role: a `PairPolicy` of the model that is trained, which is its own reference if the settings name no other.
-        processes: each scores its share.
-        folder: of the run, where the log-probabilities are kept for a resumed run.
-        step: the next step; after the first step, the policy can no longer serve as its own reference.
-        settings: of the run, which determine the batches.
-        reference: the model that is the reference.
+    They are kept in the run's folder, for a resumed run. The `PairPolicy` of the model that is trained is its own
+    reference if the settings name no other, but only before the first step. The settings of the run determine the
+    batches, of which each process scores its share.
 
     Raises:
         UserError: the reference has a different vocabulary, or its saved log-probabilities are missing or belong to
@@ -72,14 +65,12 @@ def with_reference(
             temporary.rename(path)
         processes.wait()
     known = [replace(pair, reference=tuple(row)) for pair, row in zip(pairs, scores.tolist(), strict=True)]
-    return examples.with_data(train.with_items(known[: train.size]), known[train.size :])
+    return replace(examples, train=train.with_items(known[: train.size]), held_out=known[train.size :])
 
 
 def _kept(path: Path, pairs: int) -> Tensor:
-    """Return the log-probabilities `[N, 2]` saved by an earlier attempt.
-
-    Raises:
-        UserError: their number differs from `pairs`.
+    """Return the log-probabilities `[N, 2]` saved by an earlier attempt; raise UserError if they are not of these
+    `pairs`.
     """
     scores = load_file(path)["scores"]
     if len(scores) != pairs:

@@ -242,11 +242,7 @@ class RolloutRun(RunSettings):
         return None
 
     def policy(self, model: "PreTrainedModel") -> "Policy":
-        """Return the initial policy, with its critic and reference.
-
-        Args:
-            model: the model before training, without adapters.
-        """
+        """Return the initial policy, with its critic and reference, of a model without adapters."""
         from cavesson.models.policy import build_policy
 
         temperature, shares, maps = self.scoring_temperature, self.shares_prompts, self.maps_weights
@@ -400,10 +396,7 @@ class ExampleRun(RunSettings):
     def steps_over(self, size: int | None, done: int = 0, used: int = 0) -> int | None:
         """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known.
 
-        Args:
-            size: number of examples.
-            done: steps that are done, perhaps of a run that was to be shorter.
-            used: examples that they have used.
+        So many steps are `done`, perhaps of a run that was to be shorter, and have used so many examples.
         """
         if self.steps is not None:
             return self.steps

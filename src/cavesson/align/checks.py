@@ -24,11 +24,7 @@ from cavesson.train.resuming import flattened
 
 
 def check_stage(stage: Stage, known: Mapping[str, Stage]) -> None:
-    """Check a stage before anything runs.
-
-    Args:
-        stage: the stage.
-        known: the stages of the recipe by name.
+    """Check a stage before anything runs; `known` are the stages of the recipe by name.
 
     Raises:
         UserError: the stage would fail.
@@ -106,11 +102,7 @@ def _check_rewards(
 
 
 def _check_same(stage: Stage, before: BaseModel) -> None:
-    """Check that the settings of a started stage are unchanged.
-
-    Raises:
-        UserError: a setting differs from the one the stage was started with.
-    """
+    """Check that the settings of a started stage are unchanged; raise UserError if one differs."""
     then, now = dict(flattened(before)), dict(flattened(stage.settings))
     name = next((name for name in {**now, **then} if then.get(name) != now.get(name)), None)
     if name is not None:

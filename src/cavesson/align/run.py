@@ -24,15 +24,10 @@ from cavesson.train.run import resume, train
 def align(
     stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None = None, accept_changes: bool = False
 ) -> None:
-    """Run all stages of a recipe: skip those that are done, and continue those that were started.
+    """Run all stages of a recipe, in its order: skip those that are done, and continue those that were started.
 
-    All stages are checked before the first one runs. The state of an earlier call is read only from their folders.
-    Stages run one after the other in this process, so each reuses the memory of the previous one.
-
-    Args:
-        stages: the stages, in the order of the recipe.
-        train: runs a stage that trains in other processes; None = in this one.
-        accept_changes: whether a stage continues with rewards that have changed.
+    `train` runs a stage that trains in other processes; None = in this one. With `accept_changes`, a stage continues
+    with rewards that have changed.
 
     Raises:
         UserError: the data of any stage is invalid, or a stage failed.

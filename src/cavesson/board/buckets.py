@@ -43,10 +43,7 @@ def buckets(steps: Array, most: int) -> Buckets:
 def summary(lines: Rollups, where: Array, size: int) -> dict[str, Array]:
     """Return the roll-up of each bucket: count, mean, sd, min, max and quantiles, NaN for buckets without values.
 
-    Args:
-        lines: Roll-ups of one column, at the level of rollouts.
-        where: The bucket of each line.
-        size: Number of buckets, at most 65,536.
+    ``lines`` are roll-ups of one column, at the level of rollouts; ``where`` is the bucket of each, of at most 65,536.
     """
     total, sums, squares = (
         np.bincount(where, lines.lines[name], minlength=size) for name in ("count", "sum", "sum_squares")

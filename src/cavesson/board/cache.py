@@ -18,13 +18,9 @@ class Cache:
         self._kinds: dict[str, OrderedDict[Hashable, Future[Any]]] = {}
 
     def get(self, kind: str, key: Hashable, compute: Callable[[], T], most: int) -> T:
-        """Return a cached result, computed first if necessary.
+        """Return a cached result, computed first if necessary, of a kind of which ``most`` are kept.
 
-        Args:
-            kind: The kind of result.
-            key: Everything on which the result depends.
-            compute: Computes the result.
-            most: The number of results of this kind to keep.
+        The key is everything on which the result depends.
         """
         with self._lock:
             answers = self._kinds.setdefault(kind, OrderedDict())

@@ -30,14 +30,9 @@ class Excerpt(NamedTuple):
 def excerpts(
     run: OpenRun, keys: list[tuple[int, int]], responses: list[str], turns: pa.Table, query: Selection | None
 ) -> list[Excerpt]:
-    """Return what to show of some rows: the first turn with a hit, else the response.
+    """Return what to show of some rows, given by step and sample: the first turn with a hit, else the response.
 
-    Args:
-        run: The run.
-        keys: Step and sample of each row.
-        responses: The beginnings of their responses.
-        turns: Their turns, as of ``read_turns``.
-        query: What is searched for; None = nothing.
+    ``responses`` are the beginnings of their responses, and ``turns`` those of ``read_turns``.
     """
     if query is None or not query.text:
         return [Excerpt(text[:LENGTH], 0, None) for text in responses]
@@ -68,9 +63,7 @@ def _in_turns(run: OpenRun, turns: pa.Table, query: Selection) -> dict[int, Exce
 def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:
     """Return the part of a text around a hit, or its beginning if there is no hit.
 
-    Args:
-        text: The whole text.
-        span: Start and length of the hit, in bytes of UTF-8; None if there is no hit.
+    ``span`` is the start and length of the hit, in bytes of UTF-8.
     """
     if span is None:
         return Excerpt(text[:LENGTH], 0, None)

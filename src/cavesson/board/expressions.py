@@ -73,7 +73,7 @@ def _of_sequence(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
         if kind is _constants.IN:
             found.append(frozenset(_of_class(value)))
         if kind is _constants.BRANCH and all(choices := [_of_sequence(branch) for branch in value[1]]):
-            found.append(frozenset().union(*(max(choice, key=_shortest) for choice in choices)))
+            found.append(frozenset().union(*(max(one, key=lambda texts: min(map(len, texts))) for one in choices)))
     stripped = [frozenset(map(str.strip, texts)) for texts in (*found, {text})]
     return list(dict.fromkeys(texts for texts in stripped if texts and all(texts)))
 
@@ -104,7 +104,3 @@ def _of_class(items: Iterable[tuple[Any, Any]]) -> list[str]:
         else:
             return []
     return found if len(found) <= MAX_CHARACTERS else []
-
-
-def _shortest(texts: frozenset[str]) -> int:
-    return min(map(len, texts))

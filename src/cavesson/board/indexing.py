@@ -33,9 +33,7 @@ MAX_DIAGNOSED = 2_000_000
 def start(runs: Sequence[tuple[str, Path]], allow_remote: bool = False) -> list[BaseProcess]:
     """Start the processes that add everything that some runs record to their indexes, at most one for each core.
 
-    Args:
-        runs: The path and the index folder of each run.
-        allow_remote: Whether the records may be at other places that the folders name.
+    Each run is given by its path and its index folder.
     """
     count = min(len(runs), usable_processors())
     spawn = get_context("spawn").Process

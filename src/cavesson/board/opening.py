@@ -24,11 +24,7 @@ SETTLED = 2.0
 
 
 class Opening:
-    """The cached first responses of a board of some local runs.
-
-    Args:
-        paths: Run folders, as given on the command line.
-    """
+    """The cached first responses of a board of some local runs, given by their folders as on the command line."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cavesson" / "opening"

@@ -61,12 +61,7 @@ def reading() -> Iterator[None]:
 
 
 def open_run(path: str, wait: bool = True, allow_remote: bool = False) -> Run:
-    """Open a run, or a folder that can become one because it is empty or does not exist yet.
-
-    Args:
-        path: Run folder, or a URL.
-        wait: Whether the folder may be one that is yet to become a run.
-        allow_remote: Whether the record may be at another place that the folder names.
+    """Open a run, or, with ``wait``, a folder that can become one because it is empty or does not exist yet.
 
     Raises:
         UserError: The path is something else.
@@ -82,14 +77,7 @@ def open_run(path: str, wait: bool = True, allow_remote: bool = False) -> Run:
 
 
 class OpenRun:
-    """A run on the board.
-
-    Args:
-        number: Index on the command line.
-        record: The opened record.
-        scanner: Searches texts for regular expressions.
-        allow_remote: Whether the record may be at another place that the folder names.
-    """
+    """A run on the board, with its number on the command line; ``scanner`` searches texts for regular expressions."""
 
     def __init__(self, number: int, record: Run, scanner: Scanner, allow_remote: bool = False) -> None:
         self.scanner = scanner
@@ -173,8 +161,7 @@ class OpenRun:
     def partial(self, texts: bool) -> Partial | None:
         """Return how much of the record is indexed; None if all of it is.
 
-        Args:
-            texts: Whether the words of the responses must be indexed, too, as a search needs them.
+        With ``texts``, the words of the responses must be indexed, too, as a search needs them.
         """
         state = self.snapshot().state
         known, total = state.text_rows if texts else state.rows, max(state.rows, state.recorded)
@@ -227,12 +214,9 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 
 
 class Board:
-    """The runs and the state that requests are answered from.
+    """The runs, in the order of their numbers, and the state that requests are answered from.
 
-    Args:
-        records: The opened records, in the order of their numbers.
-        closing: Set at shutdown.
-        allow_remote: Whether the records may be at other places that the folders name.
+    ``closing`` is set at shutdown.
     """
 
     def __init__(

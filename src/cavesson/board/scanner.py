@@ -77,9 +77,7 @@ class Scanner:
     def scan(self, what: ScannedRows, pattern: str) -> Looked:
         """Search the first responses, as many as can be searched within a fraction of a second.
 
-        Args:
-            what: The responses to search.
-            pattern: An expression from ``expressions.compiled``.
+        The pattern is an expression from ``expressions.compiled``.
 
         Raises:
             TimeoutError: The search took too long and was stopped.

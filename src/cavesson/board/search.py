@@ -43,12 +43,8 @@ def matching(
 ) -> Matching:
     """Return the rows that match the steps, the filter, the stars and the search text.
 
-    Args:
-        run: The run.
-        snapshot: A snapshot of its index.
-        query: The selection.
-        order: The order of the table that shows the rows; its top is searched first.
-        enough: The number of hits at the top after which the request does not wait for more.
+    The top of the table that shows the rows in ``order`` is searched first; with ``enough`` hits there, the request
+    does not wait for more.
     """
     mask = selected(run, snapshot, query)
     # What is not indexed yet can match as well.
@@ -103,9 +99,8 @@ class Search:
     def ask(self, top: Callable[[Array], Array] | None = None, enough: int = 0) -> tuple[Array, Array]:
         """Keep the search active, and wait briefly for results that are not known yet.
 
-        Args:
-            top: Selects from the [rows] that may match those to search first; None keeps the last selection.
-            enough: The number of hits among these after which to stop waiting.
+        Of the [rows] that may match, ``top`` selects those to search first (None = as before); waiting stops after
+        ``enough`` hits among these.
 
         Returns:
             [rows] which rows match, and which may match because they have not been searched yet.

@@ -141,12 +141,8 @@ def order_of(run: OpenRun, snapshot: Snapshot, sort: str) -> "Order":
     values = column_of(snapshot, name)
     key = (snapshot.rows, name)
     rows = run.cache.get("order", key, lambda: order(snapshot, name), most=6)
-    measured = run.cache.get("measured", key, lambda: len(values) - _nans(values), most=200)
+    measured = run.cache.get("measured", key, lambda: len(values) - int(np.count_nonzero(np.isnan(values))), most=200)
     return Order(rows, measured, sort.startswith("-"))
-
-
-def _nans(values: Array) -> int:
-    return int(np.count_nonzero(np.isnan(values))) if values.dtype.kind == "f" else 0
 
 
 class Step(NamedTuple):

@@ -55,17 +55,11 @@ def serve(
     wait: bool = False,
     allow_remote: bool = False,
 ) -> None:
-    """Serve the board of some runs until interrupted.
+    """Serve the board of some run folders until interrupted.
 
-    Args:
-        paths: Run folders.
-        host: Address to listen on.
-        port: Port to listen on; 0 selects a free one.
-        token: Token that every request must send; "" = one is generated; None = requests need none, which only an
-            address of this machine allows.
-        browser: Whether to open the page in a browser.
-        wait: Whether to show runs that have not begun, once they begin.
-        allow_remote: Whether the records may be at other places that the folders name.
+    The token must come with every request; "" = one is generated; None = requests need none, which only an address of
+    this machine allows. Port 0 selects a free one. With ``wait``, runs that have not begun are shown once they begin;
+    with ``allow_remote``, records may be at other places that their folders name.
 
     Raises:
         UserError: A path is not a run, the token cannot be sent, the host is empty or needs a token, or the port is in

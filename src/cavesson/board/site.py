@@ -19,18 +19,12 @@ MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 
 
 class Site:
-    """Serves the page while the application that handles the other requests may still be starting.
-
-    Args:
-        api: The application that handles requests for data, once it is ready.
-        opening: The cached responses to the first requests, if there are any.
-        asked: Set at the first request that only the open runs can answer.
-    """
+    """Serves the page while the application that handles the other requests may still be starting."""
 
     def __init__(self, api: "Future[ASGIApp]", opening: Opening | None = None, asked: Event | None = None) -> None:
-        self.api = api
-        self.opening = opening
+        self.api, self.opening = api, opening
         self.asked = asked or Event()
+        """Set at the first request that only the open runs can answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["path"].startswith("/api/"):

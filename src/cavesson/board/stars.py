@@ -20,9 +20,7 @@ WAIT = 10
 class Stars:
     """Notes by (step, sample); a star without a note has an empty one.
 
-    Args:
-        record: The opened record; ``stars.json`` is in its folder if the folder is writable.
-        fallback: The folder to use otherwise.
+    ``stars.json`` is in the folder of the record if that is writable, else in the folder ``fallback``.
     """
 
     def __init__(self, record: Run, fallback: Path) -> None:

@@ -42,12 +42,9 @@ def tools(board: Board, query: ToolsQuery) -> dict[str, Any]:
 
 
 def _tool(name: str, calls: list[dict[str, Any]], rewards: dict[int, float]) -> dict[str, Any]:
-    """Return the numbers of a tool.
+    """Return the numbers of a tool from its calls; its name is empty if the calls name none.
 
-    Args:
-        name: Its name; empty if the calls name none.
-        calls: The turns that are its calls.
-        rewards: Sample → reward of all rollouts of the step; NaN for none.
+    ``rewards`` are those of all samples of the step; NaN for none.
     """
     seconds = [call["seconds"] for call in calls if call["seconds"] is not None]
     errors = Counter(call["error"] for call in calls if call["error"] is not None)

@@ -12,13 +12,7 @@ class BusyError(UserError):
 
 
 class Turns:
-    """Runs a few requests at once and lets a few more wait for a moment; rejects all others.
-
-    Args:
-        running: Maximum number of running requests.
-        waiting: Maximum number of waiting requests.
-        seconds: Maximum time that a request waits.
-    """
+    """Runs a few requests at once, and lets a few more wait for some seconds at most; rejects all others."""
 
     def __init__(self, running: int, waiting: int, seconds: float) -> None:
         self._free = asyncio.Semaphore(running)

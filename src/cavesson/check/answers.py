@@ -141,12 +141,9 @@ def options_of(task: Task) -> dict[str, str]:
 
 
 def forms_of(tasks: Sequence[Task], tools: Mapping[str, Tool], reads_text: bool = True) -> list[Form]:
-    """Return the forms that the instructions of the tasks ask for, the usual ones, and calls of tools.
+    """Return the forms that the instructions of the tasks ask for, the usual ones, and calls of the policy's tools.
 
-    Args:
-        tasks: rows of the data.
-        tools: those that the policy has.
-        reads_text: whether the reward reads texts; an environment's own reward knows only calls.
+    If the reward does not read texts, as an environment's own, it knows only calls.
     """
     called = [_called(tool, name) for tool in tools.values() for name in _parameters(tool)]
     if not reads_text:

@@ -17,10 +17,7 @@ _BYTES_PER_ROLLOUT = 2000
 def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> Results:
     """Compare the free disk space with the size of checkpoints, model and record.
 
-    Args:
-        settings: settings of the run.
-        weights: size in bytes of the model saved at the end.
-        learns: size in bytes of a checkpoint: trainable weights and optimiser state.
+    The model saved at the end has `weights` bytes, a checkpoint's trainable weights and optimiser state `learns`.
     """
     need = disk_need(settings, weights, learns)
     place = next(folder for folder in (settings.run, *settings.run.absolute().parents) if folder.exists())

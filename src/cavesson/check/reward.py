@@ -59,13 +59,10 @@ class Example(NamedTuple):
 
 
 def examine(examples: Sequence[Example], score: Score, learned: bool) -> Results:
-    """Compare the scores of good responses with those of altered versions of them.
+    """Compare the scores of good responses, which the reward judges, with those of altered versions of them.
 
-    Args:
-        examples: rows of data, whose good responses the reward judges.
-        score: the reward.
-        learned: whether the reward is a model. A rule, such as "is the number right", need not depend on word order:
-            what would be a weakness of a model is a property of a rule.
+    A reward that is not `learned`, a rule such as "is the number right", need not depend on word order: what would be a
+    weakness of a model is a property of a rule.
     """
     if len(examples) < 4:
         yield SkippedCheck("reward", f"examining a reward needs 4 responses; there are {len(examples)}")

@@ -75,12 +75,8 @@ def attack(
 ) -> Results:
     """Attack a reward with answers that do not depend on the task, and compare their scores with those of right ones.
 
-    Args:
-        tasks: rows of the data.
-        tools: those that the policy has.
-        score: the reward.
-        is_model: whether the reward is a model, which does not read right answers.
-        reads_text: whether the reward reads texts; an environment's own reward knows only calls.
+    The reward may be a model, which does not read right answers; if it does not read texts, as an environment's own, it
+    knows only calls of the policy's tools.
     """
     yield from _Attacked(tasks, tools, score, forms_of(tasks, tools, reads_text)).results(is_model)
 

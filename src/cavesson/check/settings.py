@@ -22,10 +22,7 @@ _RL_RATE = 5e-5
 def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool) -> Results:
     """Check everything that needs neither data nor a model.
 
-    Args:
-        settings: settings of the run.
-        weights: number of weights of the model, without embeddings.
-        random: whether the model starts from random weights.
+    Of the model, the number of weights without embeddings is known, and whether it starts from random ones.
     """
     yield from _folder(settings.run)
     if settings.record is not None:

@@ -12,14 +12,7 @@ from cavesson.models.parts import position_limit
 def check_tokens(
     settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, longest: int
 ) -> Results:
-    """Check the tokenizer against the model.
-
-    Args:
-        settings: settings of the run.
-        tokenizer: the tokenizer.
-        config: config of the model.
-        longest: length of the longest sequence of the run, in tokens.
-    """
+    """Check the tokenizer against the model, whose longest sequence in the run has `longest` tokens."""
     yield from _vocabulary(tokenizer, config)
     yield from _end(settings, tokenizer, config)
     yield from _padding(tokenizer)

@@ -68,12 +68,9 @@ def write_data(text: str) -> None:
 
 
 def words_and_flags(kind: Any, arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:
-    """Separate the positional arguments of a command from its flags, in any order.
+    """Separate the positional arguments of a command from the flags of a class of settings, or several, in any order.
 
-    Args:
-        kind: the class of settings that the flags belong to, or a union of several.
-        arguments: arguments of the command.
-        names: names of the positional arguments; "[NAME]" is optional, and a last "NAME…" may be repeated.
+    Of the positional arguments, "[NAME]" is optional, and a last "NAME…" may be repeated.
 
     Returns:
         The positional arguments, and the flags as "--name=value".
@@ -111,12 +108,7 @@ def arguments(
 ) -> tuple[list[str], S]:
     """Return the positional arguments and the settings of a command; with `help`, explain them and exit.
 
-    Args:
-        context: context of the command.
-        help: whether --help was given.
-        kind: the class of its settings.
-        names: as for `words_and_flags`.
-        others: as for `explain`.
+    `names` are as for `words_and_flags`, `others` as for `explain`.
     """
     if help:
         explain(context, kind, " ".join(names), *others)
@@ -141,12 +133,8 @@ def explain(
 ) -> None:
     """Print the usage and settings of a command: an overview if there are many, or the settings of one group.
 
-    Args:
-        context: context of the command; its argument is a group, or `all`.
-        kind: the class of its settings.
-        arguments: its positional arguments.
-        others: other ways to call it.
-        values: settings whose values are shown as the defaults; None = the defaults of the class.
+    The argument of the context is a group, or `all`. `arguments` are the command's positional ones, and `others` other
+    ways to call it; the `values` of settings are shown as the defaults.
 
     Raises:
         UserError: there is no such group.

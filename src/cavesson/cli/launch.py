@@ -49,10 +49,7 @@ def is_launcher(processes: int) -> bool:
 def is_ray_launcher(ray: bool, processes: int, settings: Sequence[str]) -> bool:
     """Return whether this process must start others on a Ray cluster: not without `--ray`, or if it is one of them.
 
-    Args:
-        ray: whether `--ray` was given.
-        processes: the value of `--processes`.
-        settings: flags of settings, as "--name=value".
+    The flags of settings are given as "--name=value".
 
     Raises:
         UserError: another launcher has started this process, or a flag has no effect.
@@ -76,11 +73,7 @@ def train_on_ray(stage: "TrainingStage") -> None:
 
 
 def _is_launched(flag: str) -> bool:
-    """Return whether this process was started by a launcher that a flag asks for.
-
-    Raises:
-        UserError: another launcher has started it.
-    """
+    """Return whether a launcher that a flag asks for started this process; raise UserError if another one did."""
     if os.environ.get(_NAME, "").startswith(LAUNCHER):
         return True
     if "RANK" in os.environ:
@@ -91,11 +84,7 @@ def _is_launched(flag: str) -> bool:
 def launch(processes: int, resume_hint: Callable[[], str | None]) -> None:
     """Run the command of this process in several others, which end with it however it ends, and end as they do.
 
-    The first process prints; what the others print is shown if one of them fails.
-
-    Args:
-        processes: how many.
-        resume_hint: returns the command that continues what they did, or None if there is nothing to continue.
+    `resume_hint` returns the command that continues what they did, or None if there is nothing to continue.
 
     Raises:
         UserError: a process was killed, or has failed before the first one did.

@@ -89,12 +89,8 @@ def actors(role: str, count: int) -> list[Any]:
 def check_placed(what: str, group: str, role: RoleSettings, answers: Sequence[Any], timeout: float) -> None:
     """Wait until Ray has started all actors of a role on some node; an actor that died afterwards counts as started.
 
-    Args:
-        what: the actors in words, such as "vLLM servers".
-        group: the role's settings group in `[ray]`.
-        role: the role's settings.
-        answers: one pending result of each actor.
-        timeout: longest wait in seconds.
+    `what` are the actors in words, such as "vLLM servers", `group` the role's settings group in `[ray]`, and `answers`
+    a pending result of each actor.
 
     Raises:
         UserError: no node had room for one of them.

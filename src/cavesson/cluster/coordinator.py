@@ -42,11 +42,9 @@ class Updates(NamedTuple):
 
 
 class Coordinator:
-    """The state of a run; its processes, Ray Train and the command call its methods.
+    """The state of a run of `count` processes, which may be restarted for so many failures.
 
-    Args:
-        count: number of processes.
-        failures: number of restarts allowed.
+    Its processes, Ray Train and the command call its methods.
     """
 
     def __init__(self, count: int, failures: int) -> None:
@@ -75,8 +73,7 @@ class Coordinator:
     def restart(self, lost: Mapping[int, str | None]) -> None:
         """Record that processes were lost. Ray Train ends the others, and restarts all of them if it may.
 
-        Args:
-            lost: a line about each of the lost processes; None = its Ray worker does not answer.
+        There is a line about each of the lost processes; None = its Ray worker does not answer.
         """
         lines = [line or f"{self._name(rank)} {DIED}" for rank, line in sorted(lost.items())]
         cause = next((line for line in lines if not line.endswith(LOST_PROCESS)), lines[0])

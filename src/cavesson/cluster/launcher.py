@@ -188,9 +188,7 @@ class _Launch:
 def _failure(endings: Mapping[int, Ending], count: int) -> UserError | SystemExit:
     """Return the error that ended the run; SystemExit if the first process has printed it.
 
-    Args:
-        endings: how processes failed, by rank, in the order in which they did.
-        count: number of processes.
+    `endings` are how processes failed, by rank, in the order in which they did.
     """
     causes = {rank: ending for rank, ending in endings.items() if not ending.line.endswith(LOST_PROCESS)} or endings
     rank, ending = next(((rank, one) for rank, one in causes.items() if one.is_whole), (0, causes.get(0)))

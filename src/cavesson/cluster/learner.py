@@ -57,11 +57,7 @@ class Command:
 
 
 class Losses(UserCallback):  # type: ignore[misc]
-    """Reports to the coordinator which processes Ray Train has lost.
-
-    Args:
-        coordinator: coordinator of the run.
-    """
+    """Reports to the coordinator which processes Ray Train has lost."""
 
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
@@ -83,10 +79,7 @@ class WorkerConfig(TorchConfig):  # type: ignore[misc]
 def fit(command: Command, settings: RaySettings, storage: str) -> None:
     """Run all processes of a run to their end; a task, in which Ray Train starts and restarts them.
 
-    Args:
-        command: the command that they execute.
-        settings: how many there are, what each needs, and how often they may be restarted.
-        storage: folder for Ray Train's own state.
+    Each executes the command; Ray Train keeps its own state in the folder `storage`.
     """
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     role, failures = settings.learners, settings.failures

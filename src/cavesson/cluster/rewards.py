@@ -24,14 +24,7 @@ ROLE = "reward-worker"
 
 
 class RewardWorker:
-    """An actor that calls rewards.
-
-    Args:
-        settings: settings of the rewards.
-        environment: settings of the environments that rewards get.
-        uses_gpu: whether rewards that are models run on a GPU.
-        folder: working directory.
-    """
+    """An actor that calls rewards in a working directory; with `uses_gpu`, those that are models run on a GPU."""
 
     def __init__(
         self, settings: Sequence[RewardSettings], environment: EnvironmentSettings, uses_gpu: bool, folder: str
@@ -62,12 +55,7 @@ class RewardWorker:
 def remote_rewards(
     settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a recipe, which the reward workers of the run call.
-
-    Args:
-        settings: settings of the rewards.
-        role: settings of the workers.
-        timeout: longest wait in seconds for the workers to start.
+    """Return the rewards of a recipe, which the reward workers call; these start within so many seconds.
 
     Raises:
         UserError: no node had room for a worker.
@@ -81,11 +69,7 @@ def remote_rewards(
 
 
 class _Workers:
-    """The reward workers of a run. If one dies, another one gets its rows.
-
-    Args:
-        alive: workers that have not died, by their numbers.
-    """
+    """The reward workers of a run. If one dies, another one gets its rows."""
 
     def __init__(self, alive: dict[int, Any]) -> None:
         self._alive = alive

@@ -14,11 +14,7 @@ ROLE = "server"
 
 
 class Server:
-    """An actor that starts and ends a vLLM server on its node.
-
-    Args:
-        folder: working directory, for relative paths in the settings.
-    """
+    """An actor that starts and ends a vLLM server on its node; the folder is for relative paths in the settings."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -27,10 +23,7 @@ class Server:
     def start(self, settings: RolloutRun, longest: int, adapters: int) -> tuple[str, str]:
         """Start a server with the model that training starts from, if none is running; return its URL and its key.
 
-        Args:
-            settings: settings of the run.
-            longest: tokens of the longest prompt and response together.
-            adapters: largest number of adapters that are sampled from at the same time.
+        Prompt and response together have at most `longest` tokens; `adapters` are sampled from at the same time.
 
         Raises:
             UserError: vLLM is not installed on this node, or the server ended before it was ready.

@@ -10,11 +10,7 @@ from cavesson.rollout.settings import EnvironmentSettings
 
 
 class NotSent:
-    """An environment that could not be sent. A reward that does not use it is not affected.
-
-    Args:
-        reason: why, as an error of the reward that uses it.
-    """
+    """An environment that could not be sent. A reward that does not use it is not affected; others raise the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

@@ -77,7 +77,7 @@ class Chat:
 
     def plain(self, text: str) -> Written:
         """Return a text without turns, with its special tokens read as `special_tokens` says."""
-        return Written(text) if self.special_tokens == "text" else self.special.as_control(text)
+        return Written(text, () if self.special_tokens == "text" else self.special.spans(text))
 
     def render(self, turns: Sequence[Turn], tools: Tools = (), *, answer: bool = False) -> Written:
         """Return the text of a conversation; with `answer`, it ends where the assistant's next turn begins.

@@ -39,12 +39,8 @@ def duplicates(
 ) -> Duplicates:
     """Count exact duplicates among the training rows, and between them and the held-out rows.
 
-    Prompts are compared without their other columns; demonstrations and pairs with all their texts.
-
-    Args:
-        rows: the training rows.
-        held_out: the held-out rows.
-        show: number of examples of each kind to keep.
+    Prompts are compared without their other columns; demonstrations and pairs with all their texts. Of each kind,
+    ``show`` examples are kept.
     """
     content, apart = ([_content(row) for row in part] for part in (rows, held_out))
     asked, asked_apart = ([key[:1] for key in part] for part in (content, apart))

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, tee
 from typing import Generic, TypeVar
 
@@ -64,11 +64,6 @@ def tokenize_demonstrations(
     """Tokenize every prompt and its response; see `Encoder.lines` for which tokens are learned.
 
     A conversation gives several examples if the chat template rewrites earlier turns; see `answers`.
-
-    Args:
-        rows: texts or conversations.
-        tokenizer: must have a chat template for conversations, unless the settings give one.
-        settings: which tokens are learned, and the length limit.
 
     Returns:
         The examples, tokenized again in every iteration, with notes about rows that are dropped, cut or look odd.
@@ -161,9 +156,6 @@ class Examples(Generic[T]):
     """says what was dropped or cut; when streaming, in one pass as far as it has come"""
     usage: Callable[[], list[str]] = list
     """says what the columns are used for; when streaming, of the rows that were read"""
-
-    def with_data(self, train: Stream[T], held_out: Sequence[T]) -> "Examples[T]":
-        return replace(self, train=train, held_out=held_out)
 
 
 def fingerprint(examples: Iterable[Tokens | PairTokens]) -> str:

@@ -37,22 +37,16 @@ class Skip(Exception):
 
 
 class Fields:
-    """The values of a row, and the notes that collect remarks about it.
-
-    Args:
-        row: the row.
-        notes: collect the remarks.
-        chat: whether plain texts become conversations.
-
-    Attributes:
-        used: names of the fields that were read.
-        original: the columns under their own names.
-    """
+    """The values of a row, and the notes that collect remarks about it."""
 
     def __init__(self, row: Row, notes: Notes, *, chat: bool = False):
         self.place, self.values, self._padded, self._notes = row.place, row.values, row.padded, notes
-        self.chat, self.used = chat, set[str]()
+        self.chat = chat
+        """whether plain texts become conversations"""
+        self.used = set[str]()
+        """names of the fields that were read"""
         self.original = row.values if row.original is None else row.original
+        """the columns under their own names"""
 
     def note(self, remark: str) -> None:
         """Record a remark about something in this row that was dropped or looks odd."""

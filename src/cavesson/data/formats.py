@@ -115,11 +115,8 @@ def _conversations(
 ) -> RowFormat:
     """Return a format of conversations in one column; the response is everything from the first answer on.
 
-    Args:
-        column: the column.
-        turns: reads all turns, the last of which may be a question.
-        used: reads the turns up to the last answer; None = `answered` of all turns.
-        by_name: as in `RowFormat`.
+    `turns` reads all turns, the last of which may be a question; `used` those up to the last answer (None =
+    `answered`).
     """
 
     def read(fields: Fields) -> Demonstration:

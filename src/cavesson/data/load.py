@@ -27,16 +27,7 @@ ARGUMENTS = ("prompts", "responses", "completions")
 class SourceRows(Reiterable[R]):
     """The rows of one source, converted to one kind; every iteration reads them again.
 
-    Args:
-        source: the source to read.
-        kind: what the rows are converted to.
-        chat: whether plain texts become conversations.
-        tools: offered in conversations without tools of their own.
-        stream: whether a Hub data set is read while it is downloaded.
-        limit: maximum number of rows to read.
-
-    Attributes:
-        usage: what the columns of the rows that were read last are used for.
+    `tools` are offered in conversations without tools of their own. At most `limit` rows are read.
     """
 
     def __init__(
@@ -51,6 +42,7 @@ class SourceRows(Reiterable[R]):
     ):
         self.source, self.kind, self.chat, self.tools, self.stream = source, kind, chat, tools, stream
         self.usage = Usage(kind, source.columns)
+        """what the columns of the rows that were read last are used for"""
         super().__init__(lambda notes: islice(self._converted(notes), limit))
 
     def _converted(self, notes: Notes) -> Iterator[R]:
@@ -108,13 +100,7 @@ class SourceRows(Reiterable[R]):
 
 
 def with_tools(row: R, tools: Tools, place: str, *, chat: bool) -> R:
-    """Return a row with these tools, unless it has its own.
-
-    Args:
-        row: the row.
-        tools: those of the settings, if any.
-        place: of the row, for messages.
-        chat: whether plain texts become conversations.
+    """Return a row with these tools of the settings, unless it has its own.
 
     Raises:
         UserError: there are tools, and the row is plain text.
@@ -164,11 +150,7 @@ class Loaded(Generic[R]):
 
 
 def load(settings: ChatSettings, kind: type[R]) -> Loaded[R]:
-    """Load the rows of the settings, converted to one kind.
-
-    Args:
-        settings: what to read, and which rows to hold out.
-        kind: Prompt, Demonstration or Pair.
+    """Load the rows of the settings, those that are held out apart, converted to one kind.
 
     Raises:
         UserError: the data does not exist, rows do not match their format, or no row can be used.

@@ -35,11 +35,7 @@ class Notes:
 
 
 class Reiterable(Generic[T]):
-    """An iterable that reads its items again in every iteration, with notes about them.
-
-    Args:
-        read: starts reading, and adds remarks to the notes it is given.
-    """
+    """An iterable that reads its items again in every iteration, with notes about them, which `read` adds."""
 
     def __init__(self, read: Callable[[Notes], Iterator[T]]):
         self._read = read

@@ -39,11 +39,7 @@ def permutation(seed: int, pass_number: int, size: int, *, source: int = 0, bloc
 class InMemory(Generic[T]):
     """Passes over a list; with `shuffle`, each pass has a different order.
 
-    Args:
-        items: the list.
-        seed: the seed of the run.
-        shuffle: whether every pass is permuted.
-        source: index of the source in a mix, so that sources are shuffled independently.
+    `source` is the index of the source in a mix, so that sources are shuffled independently.
     """
 
     def __init__(self, items: Sequence[T], seed: int, *, shuffle: bool = True, source: int = 0):
@@ -80,17 +76,12 @@ class InMemory(Generic[T]):
 
 
 class Streamed(Generic[T]):
-    """Passes over data that is read again in every pass, shuffled in blocks.
+    """Passes over data that is read again in every pass, shuffled in blocks of `buffer` items, which are held in
+    memory.
 
-    Reading goes forward only. For an earlier slice, the source is opened again and skipped to that slice. Whole passes
-    are skipped without reading once the length of a pass is known.
-
-    Args:
-        open: starts reading; it must give the same items in the same order every time.
-        seed: the seed of the run.
-        shuffle: whether the items of a block are permuted.
-        buffer: items per block, which are held in memory.
-        source: index of the source in a mix.
+    `open` starts reading; it must give the same items in the same order every time. Reading goes forward only. For an
+    earlier slice, the source is opened again and skipped to that slice. Whole passes are skipped without reading once
+    the length of a pass is known.
     """
 
     def __init__(
@@ -142,12 +133,7 @@ def _blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 class Mixed(Generic[T]):
-    """Several streams interleaved by weight; each makes its own passes.
-
-    Args:
-        sources: the streams.
-        weights: how often items are taken from each, relative to the others.
-    """
+    """Several streams interleaved by weight, relative to the others; each makes its own passes."""
 
     def __init__(self, sources: Sequence[Stream[T]], weights: Sequence[float]):
         self.sources, self.weights = sources, weights
@@ -203,14 +189,9 @@ class Mixed(Generic[T]):
 def passes_over(
     sources: Sequence[Iterable[T]], weights: Sequence[float], seed: int, *, shuffle: bool, buffer: int = 10_000
 ) -> Stream[T]:
-    """Return a stream of endless passes over one source, or over a mix of several.
+    """Return a stream of endless passes over one source, or over a mix of several by their weights.
 
-    Args:
-        sources: lists, or iterables that are read again by every iteration.
-        weights: how often items are taken from each, relative to the others.
-        seed: the seed of the run.
-        shuffle: use a new order in every pass.
-        buffer: items per block for sources that are not lists, see `Streamed`.
+    Sources are lists, or iterables that every iteration reads again, in blocks of `buffer` items (see `Streamed`).
     """
     streams: list[Stream[T]] = [
         InMemory(items, seed, shuffle=shuffle, source=number)

@@ -1,6 +1,6 @@
 """Prompts as token ids, in an order that depends only on the seed."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -79,11 +79,7 @@ class PromptSet:
         }
 
     def holding_out(self, held_out: "PromptSet", source: str) -> "PromptSet":
-        """Return these prompts with others that are held out.
-
-        Args:
-            held_out: the others.
-            source: their name, for messages.
+        """Return these prompts with others that are held out, which messages call `source`.
 
         Raises:
             UserError: the held-out prompts lack a column that rewards get.
@@ -92,10 +88,6 @@ class PromptSet:
         if missing:
             raise UserError(f"{source} have no column {missing[0]!r}, which rewards get of the other prompts; add it")
         return replace(self, held_out=held_out)
-
-    def with_nulls(self, names: Iterable[str]) -> "PromptSet":
-        """Return these prompts with nulls in those of the named columns that they do not have."""
-        return replace(self, columns={**{name: (None,) * len(self) for name in names}, **self.columns})
 
     def order(self, seed: int, shuffle: bool) -> Stream[int]:
         """Return a stream of prompt indices, in endless passes over the data."""
@@ -124,10 +116,7 @@ Offer = Callable[[Sequence[Prompt], str], list[Tools]]
 def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase, offer: Offer | None = None) -> PromptSet:
     """Read and tokenize the prompts of the settings, and those that are held out.
 
-    Args:
-        settings: of the prompts.
-        tokenizer: of the model.
-        offer: the tools of a run; by default those that the data name.
+    `offer` returns the tools of a run; by default they are those that the data name.
 
     Raises:
         UserError: the file does not exist, its format has no prompts, or no prompt is usable.
@@ -146,7 +135,8 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase, o
     source = f"the held-out rows of {settings.validation_path or settings.path or 'the data'}"
     held_out = _prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source, offer)
     if not settings.has_held_out_source:  # rows of one source may have different columns
-        held_out = held_out.with_nulls(prompts.columns)
+        nulls = dict.fromkeys(prompts.columns, (None,) * len(held_out))
+        held_out = replace(held_out, columns={**nulls, **held_out.columns})
     return prompts.holding_out(held_out, source)
 
 
@@ -195,11 +185,7 @@ def given_prompts(
 ) -> PromptSet:
     """Tokenize prompts that a Python caller gives, and hold out the last fraction of them that the settings ask for.
 
-    Args:
-        given: texts, or columns by name, which are read as rows of the format `prompt`.
-        settings: of the prompts.
-        tokenizer: tokenizer of the model.
-        offer: as in `load_prompts`.
+    They are texts, or columns by name, which are read as rows of the format `prompt`; `offer` is as in `load_prompts`.
 
     Raises:
         UserError: a value is not a prompt, no usable prompt is left, or a setting contradicts the given prompts.
@@ -287,11 +273,7 @@ def _prompt_set(
 
 
 def _readable(asked: Sequence[Asked], lines: Sequence[PromptLine], notes: Notes) -> list[int]:
-    """Return the rows whose prompt the chat template can render, and note the others.
-
-    Raises:
-        UserError: a prompt is empty.
-    """
+    """Return the rows whose prompt the chat template can render, and note the others; an empty prompt is an error."""
     for one, line in zip(asked, lines, strict=True):
         if line.problem is not None:
             notes.add(f"dropped: {line.problem}", one.place)

@@ -30,9 +30,7 @@ class Reading(NamedTuple):
     def misfit(self, text: str, write: Callable[[list[Message]], str]) -> str | None:
         """Return why a template, which wrote this text of the messages, needs another form, or None if it does not.
 
-        Args:
-            text: what it wrote.
-            write: writes other messages.
+        `write` writes other messages.
         """
         contents = [message["content"] for message in self.messages]
         if any(literal in text for literal in self.literals):

@@ -31,10 +31,8 @@ _Bytes = gzip.GzipFile | io.BufferedReader
 def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
     """Yield the rows of a source in order.
 
-    Args:
-        source: path, split and subset.
-        stream: whether a Hub data set is read while it is downloaded. Files are always read row by row, except .json,
-            which must be read whole.
+    Files are read row by row, except .json, which must be read whole. With `stream`, a Hub data set is read while it is
+    downloaded.
 
     Raises:
         UserError: the source does not exist, a file does not have the format of its suffix, or a row is not an object.

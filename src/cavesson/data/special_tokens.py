@@ -62,10 +62,6 @@ class SpecialTokens:
         """Return the distinct special tokens that occur in some texts."""
         return list(dict.fromkeys(found for text in texts for found in self._pattern.findall(text)))
 
-    def as_control(self, text: str) -> Written:
-        """Return the text with all its special tokens as control tokens."""
-        return Written(text, self.spans(text))
-
     def disguise(self, texts: Iterable[str]) -> "Disguise":
         """Return a disguise that hides special tokens in these texts from a template, without changing their length."""
         return Disguise(self._pattern, "".join(texts))

@@ -29,12 +29,9 @@ class Push(NamedTuple):
 
 
 def prepare(folder: Path, repo: str, allow_remote: bool = False) -> Push:
-    """Return the files and the card to push for a run's model.
+    """Return the files and the card to push to a repository, OWNER/NAME, for the model of a finished run.
 
-    Args:
-        folder: Folder of a finished run.
-        repo: Name on the Hub, as owner/name.
-        allow_remote: Whether the record may be at another place that the folder names.
+    With ``allow_remote``, the record may be at another place that the run's folder names.
 
     Raises:
         UserError: ``folder`` is not a run, has no trained model yet, was trained by another program, or a link in it

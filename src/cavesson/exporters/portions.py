@@ -19,11 +19,7 @@ def rollouts_by_step(run: Run) -> dict[int, int]:
 
 
 def portions(counts: dict[int, int]) -> Iterator[list[int]]:
-    """Yield groups of steps to read together, in order.
-
-    Args:
-        counts: Number of rollouts of every step.
-    """
+    """Yield groups of steps to read together, in order, by the number of rollouts of every step."""
     steps: list[int] = []
     size = 0
     for step, count in counts.items():

@@ -20,20 +20,11 @@ from cavesson.record.write.new_folder import new_folder
 
 
 def export(place: Location, out_folder: Path, allow_remote: bool = False) -> int:
-    """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines; held-out rollouts go to ``held-out/``.
+    """Write one ``rank-NNNN.jsonl`` per rank of a run, and return the number of lines; held-out rollouts go to
+    ``held-out/``.
 
-    A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
-    ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
-    are omitted, and the reward of a response that no reward judges is null. Of episodes, ``turns`` and ``sources`` are
-    added where recorded, and ``learned_tokens`` where a token before the last learned one was not. The format cannot
-    represent the rest of the record: token ids, sampler's log probabilities, advantages, returns, entropies, groups,
-    parts of rewards with their weights and reasons, shaped rewards, prompt ids, finish reasons, policy versions, KL
-    coefficients and step metrics.
-
-    Args:
-        place: Run folder to read, or a URL.
-        out_folder: Folder to write; must not exist or must be empty.
-        allow_remote: Whether the record may be at another place that the folder names.
+    The folder to write must not exist, or be empty. With ``allow_remote``, the record may be at another place that the
+    run's folder names.
 
     Raises:
         UserError: ``place`` is not a run or lacks the vocabulary for its token ids, or ``out_folder`` is not empty.

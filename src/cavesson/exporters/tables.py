@@ -26,16 +26,9 @@ def export(
 ) -> int:
     """Write ``rows``, ``tokens``, ``turns``, ``steps`` and ``vocabulary`` as files; return the number of rollouts.
 
-    There is a file of turns if the record has any. The tables are those of docs/record.md, with all their columns and
-    every value as recorded. Values that were not measured are null: in CSV, an empty cell without quotes (an empty text
-    is ``""``); in JSON, the key is absent. Lists and maps are written as JSON in CSV.
-
-    Args:
-        place: Run folder to read, or a URL.
-        out_folder: Folder to write; must not exist or must be empty.
-        allow_remote: Whether the record may be at another place that the folder names.
-        format: Format of the files.
-        quote_formulas: Prefix texts in CSV that a spreadsheet would interpret as formulas with ``'``.
+    The folder to write must not exist, or be empty. With ``allow_remote``, the record may be at another place that the
+    run's folder names. ``quote_formulas`` puts ``'`` before texts in CSV that a spreadsheet would interpret as
+    formulas.
 
     Raises:
         UserError: ``place`` is not a run, or ``out_folder`` is not empty.

@@ -93,17 +93,8 @@ def follow_run(
 ) -> ImportReport:
     """Import like ``import_run``, but from files that are still being written and from new files, until Ctrl-C.
 
-    A line is read once it is terminated, a table once it is complete. The run folder can be read during the import.
-
-    Args:
-        source: As for ``import_run``.
-        run: As for ``import_run``.
-        format: As for ``import_run``.
-        columns: As for ``import_run``.
-        held_out: As for ``import_run``.
-        tokenizer: As for ``import_run``.
-        until_idle: Stop after this many idle seconds; None = never.
-        progress: Called after every poll with the number of rollouts and of rejected records so far.
+    It stops after ``until_idle`` idle seconds; None = never. ``progress`` is called after every poll with the number of
+    rollouts and of rejected records so far.
 
     Raises:
         UserError: As for ``import_run``, or a file was rewritten while it was followed.

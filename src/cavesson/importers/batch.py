@@ -30,11 +30,7 @@ class PartsRead(NamedTuple):
 class RolloutBuffer:
     """Holds rollouts until their sample numbers within each step are known, then writes them.
 
-    Args:
-        folder: Run folder.
-        format: Format of the files.
-        annotations: Annotations that were written after the records.
-        tokenizer: Turns token ids into the texts that a source lacks.
+    ``annotations`` were written after the records; the tokenizer turns token ids into the texts that a source lacks.
     """
 
     def __init__(
@@ -111,8 +107,7 @@ class RolloutBuffer:
     def write(self, first: Mapping[int, int]) -> Segment:
         """Write the held rollouts, of which there must be at least one, as an uncommitted segment.
 
-        Args:
-            first: Step → sample number of its first rollout here; the others follow in the order of reading.
+        ``first`` is the sample number of the first rollout of each step; the others follow in the order of reading.
         """
         numbers = {step: count(number) for step, number in first.items()}
         held = [(rollout, next(numbers[rollout.step])) for rollout in self._rollouts]

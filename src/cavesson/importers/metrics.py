@@ -96,14 +96,7 @@ def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str,
 
 
 def aligned(metrics: Metrics, rewards: Mapping[int, float]) -> Metrics:
-    """Move metrics by one step if that is what makes their reward agree with that of the rollouts.
-
-    Trainers number the same step k or k + 1, and some use one in the log and the other in the files of rollouts.
-
-    Args:
-        metrics: What was read.
-        rewards: Step → mean reward of the rollouts of that step.
-    """
+    """Move metrics by one step if that makes their reward agree with the mean rewards of the steps' rollouts."""
     if metrics.values.keys().isdisjoint(rewards):
         first, last = min(rewards), max(rewards)
         note = f"no metric is of a step with rollouts: these have the steps {first} to {last}"

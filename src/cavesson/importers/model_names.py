@@ -34,12 +34,7 @@ class Named(NamedTuple):
 
 
 def model_named(source: Path, records: Iterable[Mapping[str, Any]]) -> Named | None:
-    """Return the tokenizer that records or the configuration of a source name, else the model; None if there is none.
-
-    Args:
-        source: The file or folder that is imported.
-        records: Its first records.
-    """
+    """Return the tokenizer that the first records or the configuration of a source name, else the model; or None."""
     found = [Named(name, "the log", is_tokenizer) for one in records for name, is_tokenizer in _in_values(one)]
     for path in islice(_configs(source if source.is_dir() else source.parent), MAX_FILES):
         found += [Named(name, path.name, is_tokenizer) for name, is_tokenizer in _in_file(path)]

@@ -36,10 +36,7 @@ _PART = "reward_parts."
 
 
 def mapped(columns: Mapping[str, str]) -> Format:
-    """Return the format of a table whose columns have other names.
-
-    Args:
-        columns: Name in the record → name in the table. Omitted names are the same in both.
+    """Return the format of a table whose columns have other names than those in the record; omitted ones are the same.
 
     Raises:
         UserError: A name is not a column of the record.

@@ -31,11 +31,8 @@ Account = Callable[[Portion, PartsRead], Mapping[int, int]]
 def read_parts(portions: Iterator[Portion], processes: int, batch: RolloutBuffer, account: Account) -> list[Segment]:
     """Read all portions and return the written segments, which are not yet committed.
 
-    Args:
-        portions: Portions to read.
-        processes: Number of processes worth starting; limited to ``MAX_PROCESSES`` and to the number of cores.
-        batch: Reads and writes the portions; each process has a separate copy.
-        account: Called with each portion, in order.
+    ``processes`` is the number worth starting, which ``MAX_PROCESSES`` and the cores limit; each has a separate copy of
+    ``batch``. ``account`` is called with each portion, in order.
     """
     turns = _Turns(portions)
     segments: list[Segment] = []

@@ -129,10 +129,7 @@ class File:
         return _sealed(self.path) is not None
 
     def read(self, last: bool) -> Iterator[Record]:
-        """Yield the complete new records.
-
-        Args:
-            last: Nothing will be added to the file, so an unterminated last line counts as a line.
+        """Yield the complete new records; the ``last`` time, an unterminated last line counts as a line, too.
 
         Raises:
             OSError: The file cannot be read.
@@ -193,10 +190,8 @@ class File:
 def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Iterator[Record]:
     """Yield the records of a file, as far as it can be read.
 
-    Args:
-        file: The file.
-        last: Nothing will be added to the file; otherwise, it may be readable at the next poll.
-        unreadable: Called with the reason if the file cannot be read; only with ``last``.
+    If it is not the ``last`` time, the file may be readable at the next poll; else ``unreadable`` is called with the
+    reason if it cannot be read.
     """
     try:
         yield from file.read(last)

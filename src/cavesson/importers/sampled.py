@@ -17,14 +17,9 @@ CERTAIN = -0.01
 
 
 def was_sampled(learned: Array, sampler_logprob: Array | None, logprob: Array | None) -> Array:
-    """Return [T] whether each token was sampled; where nothing else says so, the mask of the loss does.
+    """Return [T] whether each token was sampled; where nothing else says so, the mask of the loss does, ``learned``.
 
-    A learned token was not sampled if it is in a run of zeros of which the policy finds some token improbable.
-
-    Args:
-        learned: [T] the mask of the loss.
-        sampler_logprob: [T] log-probabilities of the sampler, in nats; NaN or 0 where it did not sample.
-        logprob: [T] log-probabilities of the trainer's policy, in nats; NaN if unknown.
+    Log-probabilities of the sampler are NaN or 0 where it did not sample, those of the trainer's policy NaN if unknown.
     """
     if sampler_logprob is None or not (sampler_logprob < 0).any():
         return learned

@@ -7,10 +7,8 @@ from typing import Any
 def samples_of(record: dict[str, Any], response: str, lists: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return one record per response, or the record itself if it has one response.
 
-    Args:
-        record: The record.
-        response: The column that may hold a list of texts, or a list of conversations.
-        lists: Columns with a list for each rollout: for several rollouts, they hold a list of lists.
+    The column ``response`` may hold a list of texts, or a list of conversations; then those in ``lists``, which have a
+    list for each rollout, hold a list of lists.
     """
     responses = record.get(response)
     if not isinstance(responses, list) or not (_are(str, responses) or all(map(_is_conversation, responses))):

@@ -31,12 +31,7 @@ _WANDB_FOLDER = "/files/media/"
 
 
 class Source:
-    """One file or a folder of files, of which each is examined once for the formats of its first records.
-
-    Args:
-        path: The file or folder.
-        formats: The formats to look for.
-    """
+    """One file or a folder of files, of which each is examined once for the formats of its first records."""
 
     def __init__(self, path: Path, formats: Sequence[Format]) -> None:
         self.path = path

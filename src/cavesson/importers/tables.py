@@ -17,12 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> Tables:
-    """Return the rows and the tokens of ``rollouts``, in their order.
-
-    Args:
-        rollouts: At least one.
-        samples: [len(rollouts)] sample number of each in its step.
-    """
+    """Return the rows and the tokens of ``rollouts``, in their order; ``samples`` are their numbers in their steps."""
     sizes = np.array([max((v.size for v in r.tokens.values()), default=0) for r in rollouts], np.int64)
     index = np.repeat(np.arange(len(rollouts)), sizes)
     position = np.arange(len(index)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

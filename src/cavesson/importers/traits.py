@@ -76,11 +76,7 @@ _SETTINGS = (
 
 
 def traits_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of the algorithm of a run, by the fields of `Traits`; what is not known is absent.
-
-    Args:
-        info: The content of run.json.
-    """
+    """Return what run.json says of the algorithm, by the fields of `Traits`; what is not known is absent."""
     recorded = info.get("traits")
     if isinstance(recorded, Mapping):
         return dict(recorded)

@@ -70,14 +70,9 @@ def one_text(turns: Sequence[Sampled]) -> OneText | None:
 
 
 def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[Turn]:
-    """Return the turns of chat messages, in their order; nothing for what is not a list of messages.
+    """Return the turns of the chat messages after the first prompt; nothing for what is not a list of messages.
 
-    A tool's message gets the name and the arguments of the call that it answers, found by the identifier of the call,
-    or as the first one of this name that was not answered yet.
-
-    Args:
-        messages: Those after the first prompt.
-        spans: Where the tokens of each message are; None = unknown.
+    ``spans`` say where the tokens of each message are; None = unknown.
     """
     if not is_messages(messages):
         return []
@@ -99,12 +94,7 @@ def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[
 def spans_of(messages: Any, sampled: Sequence[bool]) -> list[Span | None]:
     """Return where the tokens of each message are, if that follows from which tokens were sampled.
 
-    Every message of the assistant is one run of sampled tokens, and what comes between is the run of the others. Of
-    several messages in one run, the places are unknown; if runs and messages do not match, those of all are.
-
-    Args:
-        messages: Those after the first prompt.
-        sampled: [T] whether the policy sampled each token after the first prompt.
+    The messages are those after the first prompt, and ``sampled`` [T] is about each token after it.
     """
     blocks = _blocks(messages)
     runs = [(is_sampled, sum(1 for _ in run)) for is_sampled, run in groupby(sampled)]

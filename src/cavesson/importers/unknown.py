@@ -30,11 +30,7 @@ _COLUMNS = 12
 def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | None], known: Iterable[Format]) -> str:
     """Return the message for a source without rollouts in a known format.
 
-    Args:
-        source: File or folder.
-        files: All files in the folder.
-        firsts: The files that can be read, each with the first of its records that is an object.
-        known: The formats that were tried.
+    ``firsts`` are the files that can be read, each with the first of its records that is an object.
     """
     if not firsts:
         return _nothing_to_read(source, [*files])

@@ -47,12 +47,9 @@ class Calls(NamedTuple):
 
 
 def recorded(table: pa.Table, turns: pa.Table, names: list[str]) -> Calls:
-    """Return the calls in a table of turns.
+    """Return the calls in a table of [N] rows, numbered by their index, from the columns ``READ`` of their turns.
 
-    Args:
-        table: [N] rows; the calls are numbered by their index.
-        turns: The columns ``READ`` of their turns.
-        names: The tools so far; new ones are appended in place.
+    ``names`` are the tools so far; new ones are appended in place.
     """
     row, known = rows_of_tokens(table, turns)
     which = known & pc.fill_null(pc.equal(turns["role"], "tool"), False).to_numpy()

@@ -29,11 +29,9 @@ MISSING: dict[str, Any] = {"<f4": np.nan, "<i4": np.iinfo(np.int32).min, "<i8": 
 
 
 def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
-    """Return the columns that the index stores for a table of rows.
+    """Return the columns that the index stores for the columns ``READ`` of a table of [N] rows.
 
-    Args:
-        table: [N] the columns ``READ``.
-        codes: The values of each coded column so far; new values are appended in place.
+    ``codes`` are the values of each coded column so far; new values are appended in place.
 
     Returns:
         [N] arrays by name; ``prompt`` is a hash of the text.

@@ -79,16 +79,8 @@ def _plain(text: str) -> str:
 def matches(text: str, snapshot: Snapshot, run: Run | None = None, rows: Array | None = None) -> Array:
     """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
-    A filter can use the columns of the index by name, ``parts["NAME"]`` for the score of one reward, numbers, quoted
-    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``"TEXT" in NAME``, ``is None``, ``and``, ``or``, ``not``
-    and parentheses. A filter with one of ``OF_CALLS`` holds for a rollout if it holds for one of its calls. A condition
-    on one of ``SPOKEN`` holds for a rollout if it holds for one of its turns.
-
-    Args:
-        text: The filter.
-        snapshot: The rows.
-        run: The run, which has the texts of calls; other filters need none.
-        rows: Only these rows, ascending; all of them if None.
+    The run has the texts of calls; other filters need none. ``rows`` are the only ones to look at, ascending; None =
+    all.
 
     Raises:
         UserError: The text is not a valid filter.

@@ -87,11 +87,8 @@ def store_orders(folder: Path, state: State) -> State:
 def places(values: Array, order: Array, bounds: Array, side: str) -> Array:
     """Return the position of each bound among the sorted values, as ``numpy.searchsorted`` does.
 
-    Args:
-        values: The column.
-        order: Its rows by ascending value, without NaN.
-        bounds: The values to look up.
-        side: ``left`` for the position before equal values, ``right`` for the position after them.
+    ``order`` are the rows of the column by ascending value, without NaN; ``side`` ``left`` is the position before equal
+    values.
     """
     low, high = np.zeros(len(bounds), np.int64), np.full(len(bounds), len(order))
     while np.any(open_ := low < high):

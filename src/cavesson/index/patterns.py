@@ -94,8 +94,7 @@ def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
 def _groups(held_out: Array) -> tuple[Array, Array, Array]:
     """Return the group of each step, and the first and last step of each group, as indices.
 
-    Args:
-        held_out: [S] 0 or 1 for each step of a split, ascending.
+    ``held_out`` is [S] 0 or 1 for each step of a split, ascending.
     """
     group, groups = np.empty(len(held_out), np.int64), 0
     for split in np.flatnonzero(np.bincount(held_out)):

@@ -45,14 +45,9 @@ class Postings(NamedTuple):
 
 
 def write_piece(folder: Path, piece: Piece, new: New, postings: Postings, held_out: Array | None = None) -> None:
-    """Write the two files of a piece.
+    """Write the two files of a piece: its new features, and the rows of all its features.
 
-    Args:
-        folder: Folder of the index.
-        piece: The piece.
-        new: Its new features.
-        postings: The rows of all its features.
-        held_out: [rows of the block] whether each is held out; None if none is.
+    ``held_out`` is [rows of the block] whether each is held out; None if none is.
     """
     words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
     write_table(folder / piece.name("words"), words)
@@ -109,12 +104,7 @@ class PieceReader:
         return Postings(self.feature[kept], count, rows)
 
     def mark(self, wanted: Array, mask: Array) -> None:
-        """Set the rows that have any of the features in the mask of all rows.
-
-        Args:
-            wanted: [F] bool, indexed by feature number.
-            mask: [rows of the index] bool; modified in place.
-        """
+        """Set the rows that have any of the ``wanted`` features, [F] bool by number, in the mask of all rows."""
         kept = np.flatnonzero(wanted[self.feature])
         few, many = (kept[there] for there in (self.counts[kept] < MANY, self.counts[kept] >= MANY))
         block = mask[self.piece.block * BLOCK : self.piece.block * BLOCK + BLOCK]

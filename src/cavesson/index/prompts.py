@@ -11,12 +11,7 @@ FILE = "prompts"
 
 
 class Prompts:
-    """Assigns a number to each prompt, in the order of first appearance.
-
-    Args:
-        folder: Folder of the index.
-        count: Number of prompts that already have a number.
-    """
+    """Assigns a number to each prompt, in the order of first appearance; ``count`` of them already have one."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder

@@ -26,13 +26,7 @@ Test = Callable[[pa.ChunkedArray], pa.ChunkedArray]
 
 
 class CallTexts:
-    """The texts of some calls.
-
-    Args:
-        snapshot: The rows that the calls are numbered by.
-        run: The run, if texts are to be read.
-        calls: The calls; all those of their rows.
-    """
+    """The texts of some calls, all those of their rows in the snapshot; without the run, none can be read."""
 
     def __init__(self, snapshot: Snapshot, run: Run | None, calls: Calls) -> None:
         self.snapshot = snapshot
@@ -60,12 +54,9 @@ class CallTexts:
 
 
 class SpokenTexts:
-    """What is said in the turns of some rollouts.
+    """What is said in the turns of [N] rollouts, whose rows ascend and may be there several times.
 
-    Args:
-        snapshot: All rows.
-        run: The run, if texts are to be read.
-        rows: [N] the rows of the rollouts, ascending; a row may occur several times.
+    Without the run, no texts can be read.
     """
 
     def __init__(self, snapshot: Snapshot, run: Run | None, rows: Array) -> None:

@@ -17,12 +17,7 @@ from cavesson.record.splits import HELD_OUT, Split
 
 
 class Snapshot:
-    """The rows of the index in the order in which they were added, numbered from 0.
-
-    Args:
-        folder: Folder of the index.
-        state: The state to read.
-    """
+    """The rows of the index in the order in which they were added, numbered from 0, as of a state."""
 
     def __init__(self, folder: Path, state: State) -> None:
         self.folder = folder

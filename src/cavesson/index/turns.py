@@ -82,13 +82,9 @@ def _has_turns(snapshot: Snapshot, rows: Array) -> Array:
 
 
 def _placed(lines: pa.Table, own: Array, numbers: Array, wanted: Array) -> pa.Table:
-    """Return the lines of the wanted numbers, with ``place``, where the number of each stands.
+    """Return the turns of the wanted numbers, with ``place``, where the number of each stands among them.
 
-    Args:
-        lines: Turns.
-        own: The number that each belongs to.
-        numbers: Different numbers, in any order.
-        wanted: The places of those that are wanted.
+    ``own`` is the number that each line belongs to; ``numbers`` are different, in any order.
     """
     order = wanted[np.argsort(numbers[wanted])]
     at = np.minimum(np.searchsorted(numbers[order], own), len(order) - 1)

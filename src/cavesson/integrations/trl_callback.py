@@ -24,11 +24,7 @@ _TRUTHS = ("ground_truth", "answer", "solution")
 
 
 class RecorderCallback(TrainerCallback):
-    """Records a trainer's metrics, and the rollouts passed to it, in one run folder.
-
-    Args:
-        folder: As for ``cavesson.integrations.trl.record``.
-    """
+    """Records a trainer's metrics, and the rollouts passed to it, in one run folder."""
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)

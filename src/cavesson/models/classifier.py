@@ -21,12 +21,7 @@ ADDS_START = "adds_start_tokens"
 def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -> PreTrainedModel:
     """Load a classifier to continue training, or put a new head on the trunk of a language model.
 
-    The new head's weights are drawn from PyTorch's global generator.
-
-    Args:
-        settings: the model to start from.
-        pad: id of the pad token, with which the classifier finds the end of a text.
-        mapped: as in `load_causal`.
+    With the id of the pad token, the classifier finds the end of a text; `mapped` is as in `load_causal`.
 
     Raises:
         UserError: the model does not exist, its weights are quantized, or transformers cannot classify sequences with

@@ -136,12 +136,9 @@ def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedT
 
 
 def load_classifier(path: str, dtype: str = "float32", mapped: bool = False) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load a sequence classifier with its tokenizer.
+    """Load a sequence classifier from a folder or the Hub, with its tokenizer.
 
-    Args:
-        path: folder, or Hub name.
-        dtype: dtype of the forward pass.
-        mapped: as in `load_causal`; the head is always read.
+    `mapped` is as in `load_causal`; the head is always read.
 
     Raises:
         UserError: there is no such model, or it has no trained classification head.

@@ -25,10 +25,7 @@ _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "
 def can_be_mapped(model: nn.Module, source: str, dtype: torch.dtype) -> bool:
     """Return whether a model has the weights of its files, unchanged, and is the same when loaded in another dtype.
 
-    Args:
-        model: as loaded in the dtype that its config names.
-        source: folder or Hub name that it was loaded from.
-        dtype: the other dtype.
+    It was loaded from `source` in the dtype that its config names.
     """
     folder = Path(str(cached_file(source, "config.json"))).parent
     kinds = set()

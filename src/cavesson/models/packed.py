@@ -98,8 +98,7 @@ def _packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention of `[1, heads, T, D]` within each sequence, as transformers calls it.
 
-    Raises:
-        ValueError: the architecture asks for more than that.
+    Raise ValueError if the architecture asks for more than that.
     """
     unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
     if attention_mask is not None or cu_seq_lens_q is None or unknown:

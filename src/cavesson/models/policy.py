@@ -228,17 +228,10 @@ def build_policy(
     shares_prompts: bool = False,
     mapped: bool = False,
 ) -> Policy:
-    """Build a policy with its critic and reference from a loaded model.
+    """Build a policy with its critic and reference, if there are settings of them, from a loaded model.
 
-    Args:
-        model: the loaded model; it becomes part of the policy.
-        settings: settings of the model.
-        value: settings of the critic; None for algorithms without one.
-        reference: settings of the reference; None for no reference.
-        temperature: as for `Policy`.
-        shares_prompts: as for `Policy`.
-        mapped: whether all of it will be sharded, so that other models may stay in their files, see `mapped`, and
-            copies of the model need no memory.
+    `mapped` says whether all of it will be sharded, so that other models may stay in their files, see `mapped`, and
+    copies of the model need no memory. The other arguments are as for `Policy`.
 
     Raises:
         UserError: the settings contradict each other.

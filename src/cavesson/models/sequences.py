@@ -74,27 +74,18 @@ def lay_in_one_row(ids: Tensor, length: Tensor) -> Layout:
     return Layout(packed.ids, packed.positions, place, packed)
 
 
-class SequencePolicy(nn.Module):
-    """A causal language model that scores the learned tokens of examples.
-
-    Args:
-        model: the model, possibly with adapters.
-        packed: whether to put several examples in one row.
-        disturb: adds noise to the input embeddings during training, see `neftune`.
-    """
+class ExampleModel(nn.Module):
+    """A model, possibly with adapters, that reads examples; if `packed`, several of them are in one row."""
 
     passes: ClassVar[tuple[str, ...]] = ("check",)
     """methods besides `forward` that use the weights and are called from outside"""
 
-    def __init__(
-        self, model: nn.Module, packed: bool, disturb: Callable[[Tensor, Layout, Batch], Tensor] | None = None
-    ) -> None:
+    def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
-        self.model, self.disturb = model, disturb
+        self.model = model
         self.shape = row_shape(causal(model).config) if packed else None
         self.packed = False
         """whether all examples are in one row, see `packed`; this takes the place of `shape`"""
-        self.logprobs: LogProbs = token_logprobs
         self.eval()  # disables all randomness, see `Policy`
         if not is_mapped(model):
             self.check()
@@ -110,14 +101,37 @@ class SequencePolicy(nn.Module):
         Raises:
             UserError: it is not.
         """
-        check_head(self.model)
         if self.shape is not None:
             check_packing(self.model)
+
+    def laid_out(self, batch: Batch) -> Layout:
+        """Arrange the examples of a batch, on the host, in rows."""
+        if self.packed:
+            return lay_in_one_row(batch["ids"], batch["length"])
+        return lay_out(batch["ids"], batch["length"], self.shape)
+
+
+class SequencePolicy(ExampleModel):
+    """A causal language model that scores the learned tokens of examples.
+
+    In training, `disturb` adds noise to the input embeddings, see `neftune`.
+    """
+
+    def __init__(
+        self, model: nn.Module, packed: bool, disturb: Callable[[Tensor, Layout, Batch], Tensor] | None = None
+    ) -> None:
+        super().__init__(model, packed)
+        self.disturb = disturb
+        self.logprobs: LogProbs = token_logprobs
+
+    def check(self) -> None:
+        check_head(self.model)
+        super().check()
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
         inside, device = batch.on_host["learned"] > 0, batch["learned"].device
-        layout = laid_out(self, batch.on_host).to(device)
+        layout = self.laid_out(batch.on_host).to(device)
         states = self._states(layout, batch)
         # A token is predicted from the state of the token before it; the first one of an example is never learned.
         states = states.flatten(0, 1)[moved(layout.place[inside] - 1, device)]
@@ -138,13 +152,6 @@ class SequencePolicy(nn.Module):
             hook.remove()
 
 
-def laid_out(role: "SequencePolicy | RewardModel", batch: Batch) -> Layout:
-    """Arrange the examples of a batch on the host in the way of a role."""
-    if role.packed:
-        return lay_in_one_row(batch["ids"], batch["length"])
-    return lay_out(batch["ids"], batch["length"], role.shape)
-
-
 class PairPolicy(SequencePolicy):
     """A causal language model that scores both responses of a pair."""
 
@@ -154,35 +161,12 @@ class PairPolicy(SequencePolicy):
         return PairScores(*scores.logprob.sum(1).chunk(2))
 
 
-class RewardModel(nn.Module):
+class RewardModel(ExampleModel):
     """A Hugging Face sequence classifier with one output that rewards both responses of a pair."""
 
-    passes: ClassVar[tuple[str, ...]] = ("check",)
-    """methods besides `forward` that use the weights and are called from outside"""
-
-    def __init__(self, model: Any, packed: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.shape = row_shape(causal(model).config) if packed else None
-        self.packed = False
-        """as in `SequencePolicy`"""
-        self.eval()  # disables all randomness, see `Policy`
-        if not is_mapped(model):
-            self.check()
-
-    @property
-    def pads(self) -> bool:
-        """Whether examples are padded to the longest of a batch."""
-        return not self.packed and self.shape is None
-
     def check(self) -> None:
-        """Check that the model is scored correctly.
-
-        Raises:
-            UserError: it is not.
-        """
-        if self.shape is not None and hasattr(causal(self.model), "score"):
-            check_packing(self.model)
+        if hasattr(causal(self.model), "score"):
+            super().check()
 
     def forward(self, batch: Batch) -> PairScores:
         """Compute the reward of each response."""
@@ -193,7 +177,7 @@ class RewardModel(nn.Module):
             attention = _inside(both["ids"], both["length"]).long()
             rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
         else:
-            layout = laid_out(self, both.on_host)
+            layout = self.laid_out(both.on_host)
             states = hidden_states(self.model, layout.to(both["ids"].device)).flatten(0, 1)
             at = last_token(both.on_host, classifier.config.pad_token_id)
             last = layout.place.gather(1, at[:, None]).squeeze(1)

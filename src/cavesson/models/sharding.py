@@ -168,10 +168,7 @@ def _in_file(name: str, tensor: Tensor, folder: Path) -> Tensor:
 def fill(target: Tensor, whole: Tensor | Slices, dtype: torch.dtype | None = None) -> None:
     """Copy a whole tensor in place, or the part of it that this process has of the target; nothing else is read.
 
-    Args:
-        target: may be sharded.
-        whole: what every process has, or can read.
-        dtype: rounds the numbers to this dtype; None does not.
+    Every process has or can read the whole; `dtype` rounds the numbers, None does not.
     """
     local = target.to_local() if isinstance(target, DTensor) else target
     if not local.ndim:

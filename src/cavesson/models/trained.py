@@ -60,13 +60,7 @@ def load_start(
 ) -> PreTrainedModel:
     """Load the model that a run starts from; adapters of an earlier run are merged into their base.
 
-    They are merged before the weights are quantized, so that these are rounded only once.
-
-    Args:
-        settings: the model.
-        quantization: as in `load_causal`.
-        mapped: as in `load_causal`; what adapters are merged into is read.
-        device: as in `load_causal`.
+    The arguments are as in `load_causal`; what adapters are merged into is read, not mapped.
 
     Raises:
         UserError: there is no model, or its adapters cannot be merged.

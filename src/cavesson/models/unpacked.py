@@ -18,15 +18,9 @@ LARGEST = 256 << 20
 
 
 def kept(file: Path, what: Literal["model", "tokenizer"], save: Callable[[Path], object]) -> Path | None:
-    """Return the folder with the model or the tokenizer of a GGUF file, unpacked.
+    """Return the folder with the model or the tokenizer, `what`, of a GGUF file, unpacked.
 
-    The first process to need it writes it; others wait. Its name contains a hash of the file and the versions of what
-    reads it, so that it is never used for another file.
-
-    Args:
-        file: the GGUF file.
-        what: what is in the folder.
-        save: reads the file and writes the folder, or does not write anything if it should not be kept.
+    `save` reads the file and writes the folder, or does not write anything if it should not be kept.
 
     Returns:
         None if it is not kept: the file is too large, there is no room for it, or `save` has not written anything.

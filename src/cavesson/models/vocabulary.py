@@ -11,18 +11,7 @@ from cavesson.models.trained import load_start_tokenizer
 def check_vocabulary(
     other: nn.Module, name: str, start: StartSettings, policy: nn.Module, policy_start: StartSettings
 ) -> None:
-    """Check that another model has the tokens of the policy.
-
-    The tokenizers decide: models of one family may have embeddings for different numbers of tokens, because these are
-    padded to round numbers, and different tokenizers may be of the same size. Added tokens, which fine-tuning renames,
-    are not compared. If a model comes without a tokenizer, the numbers of embeddings must be equal.
-
-    Args:
-        other: the other model.
-        name: what it is, for the message.
-        start: where it comes from.
-        policy: the policy's model.
-        policy_start: where the policy comes from.
+    """Check that another model, which the message calls `name`, has the tokens of the policy.
 
     Raises:
         UserError: a token of the policy is missing, or is another token there.

@@ -72,11 +72,7 @@ PRODUCTS: dict[torch.dtype, dict[str, Product]] = {
 
 
 class Choices:
-    """The product of each shape that has come up.
-
-    Args:
-        given: choices that were made before, as in `known`.
-    """
+    """The product of each shape that has come up; `given` are choices that were made before, as in `known`."""
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self.known = dict(given or {})

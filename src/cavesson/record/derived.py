@@ -30,11 +30,7 @@ class Derived:
         return tuple(column.name for column in TOKEN_COLUMNS if column.name in self._code.co_names)
 
     def of(self, tokens: Mapping[str, Array]) -> Array:
-        """Return the column.
-
-        Args:
-            tokens: [N] token columns, at least those in ``needs``. NaN where not measured.
-        """
+        """Return the column of [N] tokens, which have at least the columns in ``needs``; NaN where not measured."""
         columns = {name: tokens[name] for name in self.needs}
         with np.errstate(invalid="ignore", over="ignore"):
             values: Array = eval(self._code, {"exp": np.exp, "expm1": np.expm1}, columns)

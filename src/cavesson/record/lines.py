@@ -20,12 +20,7 @@ def lines_of_steps(
 ) -> pa.Table:
     """Return the rows of some steps that no later attempt superseded, in file order.
 
-    Args:
-        files: Storage of the run.
-        segment: A segment of the run.
-        kind: Which file of the segment to read.
-        columns: Columns to return, as far as the file has them; None = all.
-        steps: Steps to return; None = all.
+    Of the columns, those that the file has are returned. None = all columns, or all steps.
     """
     file = open_file(files, segment, kind)
     groups = _groups(file, steps, segment.stop)
@@ -48,15 +43,8 @@ def lines_of_rows(
 ) -> pa.Table:
     """Return the tokens or turns of some steps of a growing segment, which are written before their rows.
 
-    They count only if their row is among ``rows``.
-
-    Args:
-        files: Storage of the run.
-        segment: A segment of the run.
-        kind: ``tokens`` or ``turns``.
-        rows: Rows of the segment, read before; for turns with ``turn_count`` if the file has it.
-        columns: Columns to return, including ``step`` and ``sample``; None = all.
-        steps: Steps to return; None = all.
+    They count only if their row is among ``rows``, which have ``turn_count`` if the file has it. ``columns`` include
+    ``step`` and ``sample``. None = all columns, or all steps.
     """
     if kind == "turns" and "turn_count" not in rows.column_names:
         return NO_TURNS if columns is None else NO_TURNS.select(columns)
@@ -102,11 +90,8 @@ def lines_of_keys(
 ) -> tuple[list[pa.Table], list[Array]]:
     """Return rows by key, from each row group that has any: the rows, and their indices in ``wanted``.
 
-    Args:
-        files: Storage of the run.
-        segment: A segment of the run.
-        columns: Columns to return, as far as the file has them.
-        wanted: Keys as returned by ``rollout_keys``, ascending.
+    ``wanted`` are keys as returned by ``rollout_keys``, ascending. Of the columns, those that the file has are
+    returned.
     """
     file = open_file(files, segment, "rows")
     steps = np.unique(wanted >> 32).tolist()

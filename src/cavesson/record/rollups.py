@@ -103,9 +103,7 @@ class _Bins:
 def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
     """Return the roll-ups of some rollouts, with one row per step, split and column that has values.
 
-    Args:
-        rows: Columns of ``ROW_COLUMNS``.
-        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; those that were not learned are ignored.
+    Tokens that were not learned are ignored.
     """
     where, group = _groups(rows)
     parts: list[_Lines] = []
@@ -257,16 +255,7 @@ class _Lines(NamedTuple):
 def _lines(
     level: str, column: str, finite: _Groups, values: Array, measured: Array, lists: Mapping[str, pa.Array]
 ) -> _Lines:
-    """Return the roll-ups of one column.
-
-    Args:
-        level: "row" or "token".
-        column: Name of the column.
-        finite: Groups of the finite values.
-        values: The finite values.
-        measured: [size] number of values of each group, including non-finite ones.
-        lists: The sketches or the bins.
-    """
+    """Return the roll-ups of one column: of its finite values and their groups, and of [size] numbers of all values."""
     count = finite.counts()
     with np.errstate(over="ignore"):
         squares = values**2

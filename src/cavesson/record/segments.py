@@ -235,10 +235,8 @@ def _manifest(place: Storage, name: str) -> Manifest:
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
-    """Return a segment as a manifest describes it; its values become parts of file names and of SQL.
-
-    Raises:
-        ValueError: A value is not of its type.
+    """Return a segment as a manifest describes it; raise ValueError if a value, which gets into names and SQL, is
+    wrong.
     """
     segment = Segment(**fields)
     numbers = (segment.first, segment.last, segment.stop, segment.attempt, segment.rank or 0, segment.lines or 0)
@@ -274,11 +272,8 @@ def without_places(rows: pa.Table) -> pa.Table:
 def with_places(rows: pa.Table, columns: Sequence[Column], start: int, count: Array) -> pa.Table:
     """Return the rows with the location of each row's tokens, or turns, in the file with the same stem.
 
-    Args:
-        rows: N rows without these columns.
-        columns: ``TOKEN_PLACES`` or ``TURN_PLACES``.
-        start: Line of the first one.
-        count: [N] number of lines of each row; they follow each other in the order of the rows.
+    The [N] rows have ``count`` lines each, which follow each other in the order of the rows, the first of them in line
+    ``start``. ``columns`` are ``TOKEN_PLACES`` or ``TURN_PLACES``.
     """
     for column, values in zip(columns, (start + np.cumsum(count) - count, count), strict=True):
         rows = rows.append_column(column.name, pa.array(values, column.type))

@@ -33,8 +33,7 @@ class Tables(NamedTuple):
 def turn_counts(turns: pa.Table) -> dict[str, Any]:
     """Return the number of turns, and of calls of tools, for a summary of a run; None for none.
 
-    Args:
-        turns: The columns ``role`` and ``error``.
+    ``turns`` has the columns ``role`` and ``error``.
     """
     calls = turns.filter(pc.equal(turns["role"], "tool"))
     failed = len(calls) - calls["error"].null_count

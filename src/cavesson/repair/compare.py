@@ -35,16 +35,8 @@ class Compared(NamedTuple):
 def compare(changed: pa.Table, unchanged: pa.Table, start: int, end: int) -> Compared | None:
     """Compare the rewards of two forks in the second half of their steps, on held-out prompts if they were sampled.
 
-    Rewards are averaged by prompt, and prompts that both forks have answered are paired. Prompts are the independent
-    samples: responses to one prompt, and those of neighbouring steps, are not independent. What the change makes of
-    the rewards at the first step, where nothing has been learned, is subtracted. The interval is that of these two
-    forks; those with another seed would differ. Its degrees of freedom are those of Welch (1947), (29).
-
-    Args:
-        changed: rollouts of the fork with the change, with the columns of `COLUMNS`.
-        unchanged: of the one without it.
-        start: the first step of both.
-        end: the step after the last one.
+    Their rollouts, with the change and without it, have the columns `COLUMNS`; the steps are those from `start` to
+    before `end`.
 
     Returns:
         None if the forks have fewer than two prompts in common.

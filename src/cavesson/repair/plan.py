@@ -79,15 +79,10 @@ def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -
 
 
 def new_plan(run: Path, data: RunData, finding: Detection, steps: int | None, start: int | None) -> Plan:
-    """Return the plan for a finding.
+    """Return the plan for a finding with settings, about the data of a run in a folder.
 
-    Args:
-        run: folder of the run.
-        data: of the run.
-        finding: with settings.
-        steps: to train; None = as many as the run has done from the start of the forks, or from the problem's onset if
-            that is earlier.
-        start: step at which to begin; None = the last checkpoint before the onset.
+    `steps` are those to train; None = as many as the run has done from the start of the forks, or from the problem's
+    onset if that is earlier. `start` is the step at which to begin; None = the last checkpoint before the onset.
 
     Raises:
         UserError: the run has no checkpoint at `start`, or the settings contradict others.

@@ -23,17 +23,12 @@ class Said(NamedTuple):
 async def answered(
     caller: Caller, instance: Instance, text: str, calls: Sequence[Call], *, is_last: bool
 ) -> list[Said]:
-    """Make the calls of a turn of the policy, or let the user reply to it.
+    """Make the calls of a turn of the policy, or let the user reply to its text.
 
-    Args:
-        caller: calls the user's code.
-        instance: the environment.
-        text: of the turn, without its calls.
-        calls: of the turn.
-        is_last: whether the policy has no other turn, so that no user replies.
+    With `is_last`, the policy has no other turn, and no user replies.
     """
     if calls:
-        given = await wrap_future(caller.answer(instance.tools, calls))
+        given = [await caller.answer(instance.tools, call) for call in calls]
         return [Said(_turn(call, one), _message(call, one)) for call, one in zip(calls, given, strict=True)]
     if not instance.kind.speaks or contract.is_done(instance) or is_last:
         return []
@@ -42,13 +37,7 @@ async def answered(
 
 
 def end_of(instance: Instance, said: Sequence[Said], *, is_last: bool) -> str | None:
-    """Return why an episode ends after the present turn, or None if the policy decides.
-
-    Args:
-        instance: the environment.
-        said: what answers the turn.
-        is_last: whether the policy has no other turn.
-    """
+    """Return why an episode ends after the present turn, which `said` answers, or None if the policy decides."""
     if contract.is_done(instance):
         return "done"
     # An answer without a call ends an episode by itself, unless a user would have replied in another turn.

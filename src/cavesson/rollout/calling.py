@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
@@ -46,16 +46,6 @@ class Caller:
         self._running: dict[object, Any] = {}
         """The objects whose methods are running, by call."""
 
-    def answer(self, tools: Mapping[str, Tool], calls: Sequence[Call]) -> "Future[list[Answered]]":
-        """Make the calls of one turn, one after the other.
-
-        Args:
-            tools: those of the episode.
-            calls: the calls. One that cannot be made, fails, takes too long or returns what is not text gives an error
-                that the model can read.
-        """
-        return asyncio.run_coroutine_threadsafe(self._answers(tools, calls), event_loop())
-
     def submit(
         self, what: str, function: Callable[..., Any], arguments: Mapping[str, Any], accept: Callable[[Any], T]
     ) -> "Future[T]":
@@ -76,10 +66,12 @@ class Caller:
         """Return whether a method of an environment is running, which may outlast its time limit."""
         return any(one is environment for one in [*self._running.values()])
 
-    async def _answers(self, tools: Mapping[str, Tool], calls: Sequence[Call]) -> list[Answered]:
-        return [await self._answer(tools, call) for call in calls]
+    async def answer(self, tools: Mapping[str, Tool], call: Call) -> Answered:
+        """Make a call with the tools of its episode, in the event loop of the user's code.
 
-    async def _answer(self, tools: Mapping[str, Tool], call: Call) -> Answered:
+        One that cannot be made, fails, takes too long or returns what is not text gives an error
+        that the model can read.
+        """
         problem = call.error or problem_of(tools, call.name, call.arguments)
         if problem is not None:
             return _failed(problem, 0.0)

@@ -123,11 +123,7 @@ def _without_end(text: str, ends: Sequence[str]) -> str:
 
 
 def _found(chat: Chat, tools: Tools) -> JsonCalls:
-    """Return the format in which the chat template writes a call.
-
-    Raises:
-        UserError: it cannot be determined.
-    """
+    """Return the format in which the chat template writes a call; raise UserError if it cannot be determined."""
     function = {"name": _CALLED.name, "arguments": _CALLED.arguments}
     call = {"id": _CALLED.id, "type": "function", "function": function}
     whole = chat.render([_ASKED, Turn("assistant", None, {"tool_calls": [call]})], tools)

@@ -86,10 +86,7 @@ class Continuation:
     def of(cls, chat: Chat, tools: Tools = (), *, replies: bool = False) -> "Continuation":
         """Check that the template and its tokenizer can continue conversations.
 
-        Args:
-            chat: renders conversations.
-            tools: offered to the model; what they return follows a turn that calls them.
-            replies: whether the user replies to turns without a call.
+        What `tools` return follows a turn that calls them; with `replies`, the user replies to turns without a call.
 
         Raises:
             UserError: they cannot.
@@ -150,10 +147,8 @@ def _slot(message: Mapping[str, Any]) -> Slot:
 
 
 def _shape(chat: Chat, tools: Tools, slots: tuple[Slot, ...]) -> _Shape:
-    """Return how the template writes messages after an answer.
-
-    Raises:
-        UserError: it cannot, or leaves out what they say.
+    """Return how the template writes messages after an answer; raise UserError if it cannot, or leaves out what they
+    say.
     """
     problem = ""
     for offered, (answer, named) in product([tools, *[()] * bool(tools)], _answers(slots)):
@@ -181,11 +176,7 @@ def _answers(slots: tuple[Slot, ...]) -> Iterator[tuple[Turn, tuple[Slot, ...]]]
 
 
 def _written(chat: Chat, tools: Tools, answer: Turn, slots: tuple[Slot, ...]) -> _Shape:
-    """Return how the template writes messages after this answer.
-
-    Raises:
-        Unrenderable: it cannot, or leaves out what they say.
-    """
+    """Return how the template writes messages after this answer; raise Unrenderable if it leaves them out."""
     before = (Turn("user", _QUESTION), answer)
     asked = chat.render(before[:1], tools, answer=True)
     alone = chat.render(before, tools)
@@ -243,11 +234,7 @@ def _is_rewritten(chat: Chat, shape: _Shape) -> bool:
 
 
 def _check_tokens(chat: Chat, shape: _Shape) -> None:
-    """Check that the tokens before the continuation are the same with and without it.
-
-    Raises:
-        UserError: the tokenizer makes one token of the end of an answer and what follows.
-    """
+    """Raise UserError if the tokenizer makes one token of the end of an answer and what follows it."""
     turns = [*shape.before, *(slot.turn(_REPLY) for slot in shape.slots)]
     whole = chat.render(turns, shape.tools, answer=True)
     start = shape.after_answer(whole)

@@ -128,10 +128,6 @@ class Conversation:
 
         The sum of what they say that the turns earned is the part CLASS.turns.
 
-        Args:
-            instances: of the episodes.
-            turns: of the episodes.
-
         Raises:
             UserCodeError: one failed.
         """

@@ -52,11 +52,6 @@ class Kind:
     def of(cls, name: str | None, factory: Factory, functions: Sequence[Callable[..., Any]]) -> "Kind":
         """Make an instance and read its class.
 
-        Args:
-            name: in the column `environment`.
-            factory: makes instances.
-            functions: plain functions that are tools too.
-
         Raises:
             UserError: it cannot be made, it lacks `reset`, one of its methods takes arguments that it never gets, or
                 one of its tools cannot be one.
@@ -166,10 +161,7 @@ class Environments:
         return list(dict.fromkeys(name for kind in self.kinds.values() for name in kind.tools))
 
     def check(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Check that the data have what the environments need.
-
-        Args:
-            columns: of the data, with the prompt.
+        """Check that the columns of the data, the prompt among them, are what the environments need.
 
         Raises:
             UserError: a row does not name an environment, or a `reset` wants a column that the data lack.

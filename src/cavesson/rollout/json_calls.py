@@ -73,10 +73,8 @@ class JsonCalls(NamedTuple):
             return Read([Call(name["name"] if name else "", {}, f"the call is not valid JSON: {error}")], end)
 
     def _close(self, text: str, end: int) -> int:
-        """Return the position after the closing mark of JSON that ends here.
-
-        Raises:
-            ValueError: other text comes before the mark.
+        """Return the position after the closing mark of JSON that ends here; raise ValueError if text comes before the
+        mark.
         """
         found = _SPACE.match(text, end)
         after = found.end() if found else end

@@ -40,9 +40,7 @@ class Features(NamedTuple):
 def features(texts: Sequence[str], documents: Array | None = None) -> tuple[Features, str]:
     """Return the features of some documents, and the concatenated text to which their positions refer.
 
-    Args:
-        texts: [T] the texts.
-        documents: [T] the document that each is a part of, numbered from 0, ascending; None if each is one.
+    ``documents`` are [T] those that the texts are parts of, numbered from 0, ascending; None if each is one.
     """
     documents = np.arange(len(texts)) if documents is None else documents
     cut = pieces(texts)

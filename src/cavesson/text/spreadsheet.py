@@ -15,10 +15,8 @@ begins like a quoted text is quoted as well, so that removing the quotes gives t
 def cell(value: Any, quote_formulas: bool) -> Any:
     """Return a value for a CSV cell: lists and dicts become JSON; other values, except some texts, stay unchanged.
 
-    Args:
-        value: the value of the cell.
-        quote_formulas: whether to put a ``'`` in front of a text that a spreadsheet would read as a formula. Whoever
-            reads it again knows a quoted text by the ``'`` and by its rest, which would be quoted.
+    With `quote_formulas`, a text that a spreadsheet would read as a formula gets a ``'`` in front. Whoever reads it
+    again knows a quoted text by the ``'`` and by its rest, which would be quoted.
     """
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)

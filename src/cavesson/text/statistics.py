@@ -31,9 +31,8 @@ SELF_BLEU_TOKENS = 128
 def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | None = None) -> dict[str, float]:
     """Compute all statistics of one step's responses by metric name; those that cannot be measured are omitted.
 
-    Args:
-        texts: the responses, `[B]`; with `ids` also values that are equal for equal texts, and false for empty ones.
-        ids: their token ids, without padding; None counts words instead.
+    Without the token ids of the responses, words are counted; with them, `texts` may be values that are equal for equal
+    texts, and false for empty ones.
     """
     responses: Sequence[Response] = ids if ids is not None else words(texts)
     lengths = [len(response) for response in responses]

@@ -30,11 +30,7 @@ class Reply(NamedTuple):
 
 
 class ChatTools:
-    """The tools and the environment of a chat.
-
-    Args:
-        settings: name them.
-        chat: renders the conversation.
+    """The tools and the environment of a chat, which settings name.
 
     Raises:
         UserError: they cannot be loaded or used in a chat.
@@ -61,12 +57,7 @@ class ChatTools:
         return contract.get_reward(self._caller, self._instance).result() if self._instance.kind.scores else None
 
     def reply(self, ids: Sequence[int], text: str) -> Reply:
-        """Make the calls of a turn of the model.
-
-        Args:
-            ids: the tokens of the turn.
-            text: the turn as text.
-        """
+        """Make the calls of a turn of the model, given by its tokens and as text."""
         content, calls = (text, []) if self._format is None else self._format.parse(ids)
         # The user is at the keyboard: the environment does not speak for them.
         answering = answered(self._caller, self._instance, content, calls, is_last=True)

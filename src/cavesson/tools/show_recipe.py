@@ -29,14 +29,9 @@ class RecipeRowSettings(Settings):
 
 
 def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
-    """Print how a recipe reads its data, and one row of it token by token.
+    """Print how the recipe of any algorithm reads its data, and one row of it token by token.
 
-    A recipe does not name its command. If it fits several that read different kinds of rows, the first row decides.
-
-    Args:
-        recipe: a TOML file for any algorithm.
-        flags: `--row`, `--kind`, and settings that override those of the recipe.
-        console: where to print.
+    The flags are `--row`, `--kind`, and settings that override those of the recipe.
 
     Raises:
         UserError: no command accepts the recipe, its data or tokenizer cannot be read, or there is no such row.

@@ -5,10 +5,7 @@ from cavesson.models.load import load_tokenizer
 
 
 def vocabulary_of(path: str) -> Tokenizer:
-    """Return the vocabulary of a model.
-
-    Args:
-        path: Folder or Hub name of the model.
+    """Return the vocabulary of a model, given by a folder or Hub name.
 
     Raises:
         UserError: There is no tokenizer.

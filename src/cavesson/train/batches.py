@@ -90,11 +90,8 @@ class Batches:
     def own(self, rollouts: Rollouts, size: int) -> Rollouts:
         """Return this process's part of rollouts of one or more batches, which are in order of their samples.
 
-        With the same number of processes, it is the part that the process has sampled.
-
-        Args:
-            rollouts: of all processes.
-            size: number of rollouts in a whole batch.
+        With the same number of processes, it is the part that the process has sampled. A whole batch has `size`
+        rollouts.
         """
         share = self.processes.share(size)
         return rollouts.take([row for row, sample in enumerate(rollouts.sample) if sample % size in share])

@@ -65,14 +65,11 @@ class Reports(Callback):
 class Checkpoints(Callback):
     """Writes checkpoints at intervals, before a stop, and at the end.
 
-    Args:
-        settings: intervals, and how many checkpoints are kept.
-        updates: optimiser steps between checkpoints inside a step; 0 = none.
+    Inside a step, there are `updates` optimiser steps between checkpoints; 0 = none.
     """
 
     def __init__(self, settings: CheckpointSettings, updates: int) -> None:
-        self.settings = settings
-        self.updates = updates
+        self.settings, self.updates = settings, updates
 
     def on_step(self, trainer: Trainer) -> None:
         every = self.settings.every

@@ -179,9 +179,7 @@ def _remove(checkpoint: Path) -> None:
 def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run, or None if it has no checkpoint.
 
-    Args:
-        folder: of the run.
-        say: called with one line about damaged checkpoints that are skipped.
+    `say` is called with one line about damaged checkpoints that are skipped.
 
     Raises:
         UserError: there are checkpoints, and all of them are damaged, one cannot be read, or the newest has another
@@ -262,12 +260,7 @@ def _check_format(number: int, place: Path) -> None:
 
 
 def _verify(place: Path) -> None:
-    """Compare the files with their saved checksums.
-
-    Raises:
-        _DamagedError: a file is missing or differs.
-        OSError: a file could not be read.
-    """
+    """Compare the files with their saved checksums; raise _DamagedError if one is missing or differs."""
     try:
         for name, checksum in json.loads((place / _CHECKSUMS).read_bytes()).items():
             if _checksum(place / name) != checksum:

@@ -22,10 +22,8 @@ MAX_LINES = 2
 class Doctor(Callback):
     """Applies the doctor's rules to a run while it trains, on the main process.
 
-    Args:
-        settings: determine what happens at a finding.
-        reported: rules whose findings have been reported, including before the run was resumed. The finding of each
-            rule is reported once, and stops the run at most once.
+    The finding of each rule is reported once, and stops the run at most once: `reported` are the rules whose findings
+    have been reported, including before the run was resumed.
     """
 
     def __init__(self, settings: DoctorSettings, reported: set[str]) -> None:

@@ -26,12 +26,8 @@ _APART = ("transformers", "datasets")
 def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
     """Write messages from inside the block to the log of the run in `folder`, which must exist.
 
-    Otherwise logging is unchanged: warnings and messages of other libraries are shown as before.
-
-    Args:
-        folder: of the run.
-        record: of the run.
-        rank: of this process; those other than 0 log only errors, and warnings of Cavesson's own modules.
+    Otherwise logging is unchanged: warnings and messages of other libraries are shown as before. Processes with other
+    ranks than 0 log only errors, and warnings of Cavesson's own modules.
     """
     handler = logging.FileHandler(folder / NAME, encoding="utf-8", errors="backslashreplace")
     handler.setLevel(logging.WARNING if rank else logging.INFO)

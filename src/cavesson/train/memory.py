@@ -47,9 +47,7 @@ def _set(mapped_from: int, trimmed_from: int) -> None:
 def enough_memory(place: Callable[[], str], advice: str) -> Iterator[None]:
     """Convert the error of a device that does not have enough memory for what this block does.
 
-    Args:
-        place: says where the run is.
-        advice: what to change.
+    Its message says the place of the run, and the advice on what to change.
 
     Raises:
         NoMemoryError: there was not enough.

@@ -18,11 +18,7 @@ from cavesson.types import Batch, Rollouts
 
 
 class Clock:
-    """Seconds spent per stage of a step.
-
-    Args:
-        enter: called with the name of every stage that begins.
-    """
+    """Seconds spent per stage of a step; `enter` is called with the name of every stage that begins."""
 
     def __init__(self, enter: Callable[[str], None]) -> None:
         self._enter = enter
@@ -60,13 +56,9 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update.
 
-    All processes call this together, and get metrics of the rollouts of all of them.
-
-    Args:
-        rollouts: of this process, with their credit.
-        kl_coef: β in force, or None if the algorithm has no KL penalty.
-        estimator: of the penalty of every token, or None if the algorithm does not read it.
-        processes: of the run.
+    All processes call this together, and get metrics of the rollouts of all of them. `kl_coef` is β in force, or None
+    if the algorithm has no KL penalty; `estimator` that of the penalty of every token, or None if the algorithm does
+    not read it.
     """
     batch, mask, mean = rollouts.batch, rollouts["learned"], processes.mean
     spreads = {

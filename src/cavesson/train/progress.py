@@ -32,11 +32,7 @@ _SHOWN = (
 class Progress:
     """Two live lines in a terminal, or one line per step elsewhere, so that log files stay readable.
 
-    Args:
-        steps: number of steps of the whole run.
-        done: number of steps done before.
-        notes: printed once, before the first step.
-        quiet: print nothing.
+    The notes are printed once, before the first step; if `quiet`, nothing is.
     """
 
     def __init__(self, steps: int, done: int, notes: Sequence[str], quiet: bool) -> None:

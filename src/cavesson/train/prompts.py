@@ -82,12 +82,9 @@ def tried(conversation: Conversation | None, prompts: PromptSet) -> AbstractCont
 
 
 def check_rewards(rewards: Sequence[Reward], conversation: Conversation | None, way_out: str) -> None:
-    """Check that something scores responses, under names that differ.
+    """Check that something scores responses, rewards or environments, under names that differ.
 
-    Args:
-        rewards: of the run.
-        conversation: whose environments may score episodes too.
-        way_out: how to give a reward, for the message.
+    The message says the `way_out`: how to give a reward.
 
     Raises:
         UserError: no reward is given, or a reward and an environment have the same name.

@@ -40,13 +40,9 @@ def begin_record(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokeniz
 
 
 def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Processes, lock: Lock | None) -> Recorder:
-    """Begin an attempt, and return the recorder of this process; all processes must call this together.
+    """Begin an attempt at a step, and return the recorder of this process; all processes must call this together.
 
-    Args:
-        settings: of the run.
-        step: the first one of the attempt.
-        processes: of the run; each of them records its own rollouts.
-        lock: on the record; None on all processes but the main one.
+    `lock` is that on the record; None on all processes but the main one.
     """
     place, is_main = settings.record_place, processes.is_main
     fallback = settings.run / UNRECORDED if settings.record is not None else None

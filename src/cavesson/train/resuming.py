@@ -83,10 +83,7 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
 def changes(settings: RolloutRun | ExampleRun, rewards: Fingerprints, accept: bool) -> Changes:
     """Return the differences between the settings and rewards and those recorded so far for the run in their folder.
 
-    Args:
-        settings: those of now.
-        rewards: the fingerprints of the rewards now.
-        accept: whether rewards may have changed.
+    If `accept` is set, rewards may have changed, whose fingerprints are those of now.
 
     Raises:
         UserError: something differs that must not change; the message names it.

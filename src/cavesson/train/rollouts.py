@@ -25,17 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Collector:
-    """Makes rollouts from prompts: generates responses and rewards them.
-
-    Attributes:
-        prompts: the prompts.
-        sampler: generates the responses.
-        rewards: score them.
-        tokenizer: turns token ids into text.
-        cleaning: where responses are cut, and which are discarded.
-        subtract_query: whether every prompt is also rewarded with an empty response.
-        conversation: what answers the policy, if anything does.
-    """
+    """Makes rollouts from prompts: generates responses and rewards them."""
 
     prompts: PromptSet
     sampler: Engine
@@ -43,16 +33,14 @@ class Collector:
     tokenizer: PreTrainedTokenizerBase
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
     subtract_query: bool = False
+    """whether every prompt is also rewarded with an empty response"""
     conversation: Conversation | None = None
+    """what answers the policy, if anything does"""
 
     def generate(self, indices: Sequence[int], step: int, sample: range, temperature: float | None = None) -> Rollouts:
         """Sample one response to each of the prompts with these indices.
 
-        Args:
-            indices: of the prompts.
-            step: training step; with `sample` it determines the random numbers.
-            sample: positions of the responses in the step's global batch.
-            temperature: overrides that of the sampler.
+        The training step and the positions `sample` in its global batch determine the random numbers.
 
         Returns:
             Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `attended`, `learned`,
@@ -137,21 +125,16 @@ class Collector:
 
 
 class Scoring:
-    """Scores rollouts by policy, critic and reference, one micro-batch at a time.
+    """Scores rollouts of this process by policy, critic and reference, one micro-batch at a time.
 
-    Attributes:
-        columns: what has been scored: `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`;
-            and with a reference and an estimator, `kl_penalty`. Each is `[B, T]`.
-
-    Args:
-        policy: with its reference.
-        rollouts: of this process.
-        estimator: of the KL penalty, or None for no penalty.
+    `estimator` is that of the KL penalty, or None for no penalty.
     """
 
     def __init__(self, policy: Policy, rollouts: Batch, estimator: str | None) -> None:
         self._policy, self._rollouts, self._estimator = policy, rollouts, estimator
         self.columns: dict[str, Tensor] = {}
+        """what has been scored, each `[B, T]`: `logprob` and `entropy`; with a critic, `value`; with a reference,
+        `ref_logprob`; and with a reference and an estimator, `kl_penalty`"""
 
     def score(self, rows: Sequence[int], has_graph: bool = False) -> tuple[Batch, Scores]:
         """Score a micro-batch; return it with its new columns, and the policy's scores, with their graph if asked for.
@@ -233,11 +216,7 @@ def _column(rewards: Sequence[float | None]) -> Tensor:
 
 
 def _check_judged(rewards: Sequence[float | None], empty: Sequence[float | None], prompts: Sequence[str]) -> None:
-    """Check that an empty response to a prompt is judged if a response is.
-
-    Raises:
-        UserCodeError: it is not, so that there is nothing to subtract.
-    """
+    """Raise UserCodeError if a response is judged, but not an empty one to its prompt: there is nothing to subtract."""
     for reward, query, prompt in zip(rewards, empty, prompts, strict=True):
         if reward is not None and query is None:
             raise UserCodeError(

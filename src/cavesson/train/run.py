@@ -369,12 +369,7 @@ def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **
 
 
 def resume(folder: Path, algorithm: str, accept_changes: bool = False) -> Result:
-    """Resume a run from its folder.
-
-    Args:
-        folder: of the run.
-        algorithm: its name in the table of algorithms.
-        accept_changes: as in `Training`.
+    """Resume a run from its folder; its algorithm is named as in the table of algorithms.
 
     Raises:
         UserError: there is no run in the folder, its algorithm differs, its rewards have changed, or it was started

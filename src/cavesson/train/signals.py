@@ -19,9 +19,7 @@ TWICE = 1.0
 class Signals:
     """Context manager that handles Ctrl-C and SIGTERM so that a run can save a checkpoint before it ends.
 
-    Args:
-        quiet: print nothing, as on all processes except the main one.
-        alone: whether there is no launcher that forwards signals too.
+    It prints nothing if `quiet`, as on all processes except the main one; if `alone`, no launcher forwards signals too.
     """
 
     def __init__(self, quiet: bool = False, alone: bool = True) -> None:

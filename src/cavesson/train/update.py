@@ -64,12 +64,8 @@ class Gradient:
     """The gradient of a mini-batch, which grows with the loss of every micro-batch of it, and the metrics of the loss.
 
     All processes make it together, each for its own rows of the mini-batch in its own batch, and compute the losses of
-    equally many micro-batches, each of which goes to `Optimizer.backward`.
-
-    Args:
-        learner: its parameters get the gradient.
-        batch: has all columns that the algorithm's `weights` and `total` read.
-        rows: of the mini-batch.
+    equally many micro-batches, each of which goes to `Optimizer.backward`. The batch has all columns that the
+    algorithm's `weights` and `total` read.
     """
 
     def __init__(self, learner: Learner, batch: Batch, rows: Sequence[int]) -> None:
@@ -125,17 +121,11 @@ def update(
     gradient: Gradient | None = None,
     scores: Any = None,
 ) -> Iterator[Metrics]:
-    """Train on one step's rollouts, and yield the metrics of every mini-batch.
+    """Train on one step's credited rollouts, and yield the metrics of every mini-batch; the learner is changed in
+    place.
 
-    Args:
-        learner: changed in place.
-        batch: the credited rollouts of this process.
-        chosen: which of them to learn from.
-        settings: epochs, mini-batches and guards.
-        info: seed, step and learning rate.
-        done: metrics of the mini-batches that were done before the run was interrupted.
-        gradient: of the only mini-batch, if it is known.
-        scores: of the only micro-batch, with their graph, if they are known.
+    `done` are the metrics of the mini-batches that were done before the run was interrupted. `gradient` is that of the
+    only mini-batch, and `scores` those of the only micro-batch with their graph, if they are known.
     """
     epochs = (mini_batches(chosen, settings, info, epoch) for epoch in range(settings.epochs))
     stopped = bool(done and done[-1]["optim/stopped"])
@@ -192,11 +182,8 @@ def _counting(weights: Tensor) -> Tensor:
 class _Sums:
     """The metrics of a mini-batch, summed up over its micro-batches in this process.
 
-    They stay on the device until they are read: it would have to be waited for after every micro-batch.
-
-    Args:
-        weight: what the weighted sums are divided by.
-        responses: what the sums over responses are divided by.
+    They stay on the device until they are read: it would have to be waited for after every micro-batch. Weighted sums
+    are divided by `weight`, and sums over responses by `responses`.
     """
 
     def __init__(self, weight: float, responses: float) -> None:

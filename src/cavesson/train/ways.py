@@ -16,14 +16,7 @@ def compiler_of(settings: ModelSettings, processes: Processes) -> Compile | None
 
 
 def way_remarks(role: Role, settings: ModelSettings, processes: Processes, compile: Compile | None) -> list[str]:
-    """Let a role that is in its place learn in the fastest exact ways; return notes for the user on what they are not.
-
-    Args:
-        role: the models that learn.
-        settings: of the model.
-        processes: of the run.
-        compile: as `compiler_of` says.
-    """
+    """Let a placed role learn in the fastest exact ways; return notes for the user on those that it cannot use."""
     if processes.device.type != "cuda":
         return []
     if processes.mesh is not None:

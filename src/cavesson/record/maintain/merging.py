@@ -101,9 +101,8 @@ def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:
 def in_order(tables: Tables, start: tuple[int, int] = (0, 0)) -> Tables:
     """Return rows sorted by step, group and sample, and their tokens and turns in the same order.
 
-    Args:
-        tables: Rows to sort, with their tokens and turns; tokens and turns without a row are dropped.
-        start: Line number of the first token in the tokens file, and of the first turn in the turns file.
+    Tokens and turns without a row are dropped. ``start`` is the line of the first token, and of the first turn, in its
+    file.
     """
     rows = without_places(tables.rows)
     keys = [rows[name].to_numpy() for name in ("sample", "step")]
@@ -157,11 +156,9 @@ def _merged(files: Storage, segments: Sequence[Segment], kind: Kind) -> Iterator
 
 
 class _Ahead:
-    """A stream of steps with one step of lookahead.
+    """A stream of ascending steps and their rows, with one step of lookahead.
 
-    Args:
-        stream: Steps and their rows, ascending.
-        schema: Schema of the empty table returned for a step that the stream lacks.
+    For a step that the stream lacks, it returns an empty table of the schema.
     """
 
     def __init__(self, stream: Iterator[tuple[int, pa.Table]], schema: pa.Schema | None = None) -> None:

@@ -19,12 +19,9 @@ class Changes(NamedTuple):
 
 
 def changes(files: Storage, now: LiveSegments, cursor: str | None) -> Changes:
-    """Compare the record with the state in a cursor; merging segments does not count as a change.
+    """Compare the live segments with the state in a cursor of an earlier call; None = the reader knows nothing.
 
-    Args:
-        files: Storage of the run.
-        now: The live segments of the run.
-        cursor: From an earlier call; None = the reader knows nothing.
+    Merging segments does not count as a change.
 
     Raises:
         FileNotFoundError: A compaction has just removed what ``now`` names.
@@ -47,10 +44,7 @@ def attempts_in(cursor: str | None) -> list[list[int]]:
 def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, int | None]) -> list[int]:
     """Return the first step of each segment that the reader does not know, or that has grown since.
 
-    Args:
-        files: Storage of the run.
-        segments: Current segments.
-        known: Stem → size of the rows file if the segment could still grow, None otherwise.
+    ``known`` has the size of each rows file that could still grow by its stem, and None for the others.
     """
     found = listing(files)
     sources = {segment.stem: m.replaces["rows"] for m in found.manifests for segment in m.outputs["rows"]}

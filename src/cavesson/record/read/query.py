@@ -66,12 +66,7 @@ class Answer(NamedTuple):
 def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
     """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary``.
 
-    Args:
-        run: Run whose record is queried.
-        text: The query.
-        seconds: Time limit, in seconds.
-        memory: Memory limit, in bytes.
-        limit: Maximum number of rows to return.
+    It takes at most so many seconds, and bytes of memory; at most ``limit`` rows are returned.
 
     Raises:
         UserError: The query is invalid, is not a SELECT, reads anything but the record, or exceeds a limit.

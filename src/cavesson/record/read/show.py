@@ -72,14 +72,8 @@ def show(
 ) -> None:
     """Print a run, or one of its rollouts; values that were not measured are omitted.
 
-    Args:
-        place: Run folder, or a URL.
-        console: Where to print.
-        step: Show only responses of this step.
-        sample: Show this rollout of ``step`` token by token.
-        limit: Maximum number of responses in each list.
-        split: Show the responses that were trained on, or held-out ones.
-        allow_remote: Whether the record may be at another place that the folder names.
+    Without ``sample``, lists of at most ``limit`` responses, of ``step`` if it is given, are shown: those that were
+    trained on, or the held-out ones. With ``sample``, this rollout of ``step`` is shown token by token.
 
     Raises:
         UserError: ``place`` is not a run, the rollout is not in it, or it has no held-out responses to show.

@@ -33,14 +33,10 @@ _COLUMNS: dict[Kind, Sequence[Column]] = {
 def connect(
     files: Storage, found: LiveSegments, query: str, computed: Mapping[str, Callable[[], pa.Table]], **config: str
 ) -> duckdb.DuckDBPyConnection:
-    """Return a connection with the views that the query may use.
+    """Return a connection with the views of these segments that the query may use, and DuckDB's settings.
 
-    Args:
-        files: The folder of the run.
-        found: The segments of the run to read.
-        query: Only views whose names occur here are created, because a view opens every file to read its columns.
-        computed: Tables of the run that no file has as they are, by name.
-        config: DuckDB's settings.
+    Only views whose names occur in the query are created, because a view opens every file to read its columns.
+    ``computed`` are the tables of the run that no file has as they are.
 
     Raises:
         FileNotFoundError: A compaction has just removed what ``found`` names.

@@ -108,10 +108,7 @@ def checked_turns(
 ) -> dict[str, list[Any]]:
     """Return columns of turns as lists of the same length, with ``turn``; an empty dictionary without turns.
 
-    Args:
-        turns: [M] columns as a caller gives them.
-        samples: [B] samples of the rollouts.
-        first: Sample number of the rollout that ``turns`` calls 0.
+    ``samples`` are the rollouts' [B], of which ``turns`` calls ``first`` 0.
 
     Raises:
         ValueError: A column is unknown, missing or of the wrong length, a turn occurs twice, or its rollout is unknown.
@@ -146,9 +143,8 @@ def _errors(turns: Mapping[str, Sequence[Any]], count: int) -> list[str | None]:
 def turn_columns(samples: Sequence[int], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[Any]] | None:
     """Return the columns of all turns, as ``Recorder.rollouts`` takes them; None if there are none.
 
-    Args:
-        samples: [B] sample of each rollout.
-        turns: [B] turns of each rollout in their order, by the names of the columns; empty if they are unknown.
+    ``turns`` are those of each of the [B] samples in their order, by the names of the columns; empty if they are
+    unknown.
     """
     lines = [(sample, turn) for sample, own in zip(samples, turns, strict=bool(turns)) for turn in own]
     if not lines:

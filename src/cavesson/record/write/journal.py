@@ -157,11 +157,7 @@ def _read(file: IO[bytes]) -> tuple[list[Call], bool]:
 
 
 def _call(head: Any, body: bytes) -> Call:
-    """Return the call of a frame.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError, OverflowError: a recorder would not have taken it.
-    """
+    """Return the call of a frame; raise what the conversions raise if a recorder would not have taken it."""
     start, arrays = 0, dict[str, Any]()
     for name, kind, count in head["arrays"]:
         if count < 0 or np.dtype(kind).kind not in "biufU":

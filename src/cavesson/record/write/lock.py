@@ -137,8 +137,7 @@ class Lock:
     def release(self, reachable: bool = True) -> None:
         """Release the lock so that others can write the run; a second call does nothing.
 
-        Args:
-            reachable: Whether the storage can be reached; otherwise ``writer.json`` stays there, without heartbeats.
+        If the storage is not ``reachable``, ``writer.json`` stays there, without heartbeats.
         """
         atexit.unregister(self.release)
         if self._process != os.getpid():

@@ -11,11 +11,10 @@ _TYPES = {"token_id": np.int64, "token": np.object_, "source": np.object_, "lear
 
 
 def padded(columns: Mapping[str, Sequence[Sequence[Any]]], count: int) -> dict[str, Array]:
-    """Return [B, T] arrays, padded on the right, and ``attended``, which is false for this padding.
+    """Return [B, T] arrays of B lists per column, padded on the right, and ``attended``, which is false for this
+    padding.
 
-    Args:
-        columns: Name → B lists; the lists of one rollout have the same length in every column.
-        count: B.
+    The lists of one rollout have the same length in every column; ``count`` is B.
 
     Raises:
         ValueError: The columns differ in the number of lists or in the lengths of the lists.

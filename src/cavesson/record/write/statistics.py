@@ -52,9 +52,7 @@ TURN_STATISTICS = ("turns", "calls", "call_errors")
 def turn_statistics(rows: pa.Table, turns: pa.Table) -> dict[str, pa.Array]:
     """Return the columns ``TURN_STATISTICS`` of [N] rollouts; null for those without turns.
 
-    Args:
-        rows: [N] ``step`` and ``sample``.
-        turns: [M] ``step``, ``sample``, ``role`` and ``error`` of turns, all of which belong to these rollouts.
+    All turns belong to these rollouts.
     """
     keys = rollout_keys(rows)
     order = np.argsort(keys)
@@ -72,11 +70,8 @@ def turn_statistics(rows: pa.Table, turns: pa.Table) -> dict[str, pa.Array]:
 def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:
     """Return the columns ``STATISTICS`` of ``count`` rollouts for which the token columns exist.
 
-    Args:
-        index: [N] which rollout, 0 to ``count`` − 1, each response token belongs to; no padding. The tokens of a
-            rollout are contiguous, ordered by position.
-        count: Number of rollouts.
-        tokens: [N] columns, of which those in ``NEEDS`` are read.
+    ``index`` [N] is the rollout, 0 to ``count`` − 1, of each response token; no padding. The tokens of a rollout are
+    contiguous, ordered by position. Of their columns, those in ``NEEDS`` are read.
 
     Returns:
         [count] arrays; a mean over no tokens is null.

@@ -70,13 +70,9 @@ def flattened(
 
 
 def tables_of(calls: Sequence[Rollouts], attempt: int, rank: int, failed: Callable[[Exception], None]) -> Tables | None:
-    """Return the tables of several calls; None if there are none.
+    """Return the tables of several calls with rollouts; None if there are none.
 
-    Args:
-        calls: Calls with rollouts.
-        attempt: Number of the attempt.
-        rank: Rank of the process.
-        failed: Called with the exception of each call that cannot be written; the other calls are not affected.
+    ``failed`` is called with the exception of each call that cannot be written; the other calls are not affected.
     """
     try:
         return _tables_of(calls, attempt, rank) if calls else None

@@ -34,8 +34,6 @@ _COMPARED = 3
 """Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
 _KEPT = torch.tensor([2, 0])
 """The rows that are left before the last of these steps."""
-
-
 _FILTERS = Filters(temperature=1.0, top_k=0, top_p=1.0, min_new_tokens=0)
 """Of the draws that are compared."""
 
@@ -73,12 +71,8 @@ def full_passes(model: nn.Module, size: int) -> FullPasses:
     """Compute logits of a few rows, to compare decoding and scoring with. No random numbers are drawn.
 
     The rows have different lengths, and one prompt occurs twice, so that padding and shared prompts are compared too.
-    If the model has a limited attention window shorter than `size`, the longest prompt fills it, as far as `size`
-    allows.
-
-    Args:
-        model: a causal language model in evaluation mode.
-        size: number of tokens of the longest sequence, prompt and response together.
+    If the model has a limited attention window shorter than `size`, the tokens of the longest prompt and response
+    together, the longest prompt fills it, as far as `size` allows.
     """
     prompts, answers = _rows(causal(model).config, size)
     head, rows = output_head(model).float(), []
@@ -236,9 +230,8 @@ def _disagreement(
     decode: Callable[[nn.Module, CacheKind, int, FullPasses], Compared],
 ) -> str | None:
     """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
-    size = max(
-        size, max(map(len, expected.prompts)) + _COMPARED
-    )  # a run's sequences may be shorter than those compared
+    # A run's sequences may be shorter than those compared.
+    size = max(size, max(map(len, expected.prompts)) + _COMPARED)
     try:
         with without_rounding(model):
             seen = decode(model, kind, size, expected)

@@ -60,12 +60,7 @@ def without(logits: Tensor, tokens: Tensor, where: Tensor) -> Tensor:
 
 
 def sampling_logprobs(logits: Tensor, filters: Filters | DecodingSettings) -> Tensor:
-    """Return the log-probabilities `[B, V]` of the distribution to sample from.
-
-    Args:
-        logits: of the model, `[B, V]`, float32; -inf for tokens that cannot be drawn.
-        filters: temperature, top-k, top-p.
-    """
+    """Return the log-probabilities `[B, V]` of the distribution to sample from; -inf = the token cannot be drawn."""
     logits = logits / filters.temperature
     if filters.top_k:
         kth = logits.topk(min(filters.top_k, logits.shape[1])).values[:, -1:]

@@ -33,16 +33,12 @@ def read_row(cache: Any, row: int, start: int, ids: list[int]) -> ReadRow:
 
 
 def load(cache: Any, ids: Tensor, mask: Tensor, rows: Sequence[ReadRow | None]) -> int:
-    """Put what is known of prompts into an empty cache that keeps tokens only, and return how many columns that fills.
+    """Put what is known of prompts into an empty `StaticCache` that keeps tokens only.
 
     All rows read the same number of last columns: those that the least known one needs. So their tokens are where they
-    are without this.
+    are without this. The prompts `ids`, `[P, S]`, are padded on the left, where `mask` is 0.
 
-    Args:
-        cache: a `StaticCache`.
-        ids: prompts `[P, S]`, padded on the left.
-        mask: 0 on the padding.
-        rows: what is known of each.
+    Return how many columns that fills.
     """
     prompts = unpadded(ids, mask)
     known = [row.known(prompt) if row else 0 for row, prompt in zip(rows, prompts, strict=True)]

@@ -47,10 +47,8 @@ class Merging:
         self._slow: str | None = None
 
     def choose(self, used: Callable[[], int]) -> None:
-        """Decide whether to merge, once: the first decision stays.
-
-        Args:
-            used: returns the bytes that sampling needs besides.
+        """Decide whether to merge, once: the first decision stays. `used` returns the bytes that sampling needs
+        besides.
 
         Raises:
             UserError: adapters shall always be merged, and cannot be.
@@ -78,11 +76,7 @@ class Merging:
             self.merges, self._slow = False, "another process does not merge them"
 
     def merged(self, version: int) -> AbstractContextManager[None]:
-        """Compute with merged weights inside the block, if this was chosen.
-
-        Args:
-            version: of the weights.
-        """
+        """Compute with merged weights of this version inside the block, if this was chosen."""
         if not self.merges:
             return nullcontext()
         seed = generator(self._seed, Purpose.MERGED_WEIGHTS, version).integers(2**63)
@@ -98,17 +92,13 @@ class Merging:
 
 @contextmanager
 def merged_adapters(model: nn.Module, seed: int) -> Iterator[None]:
-    """Compute with merged weights inside the block.
+    """Compute with merged weights inside the block; the seed determines how they are rounded.
 
     They are computed in float32. In bfloat16, they are rounded stochastically, because most of what an adapter has
-    learned is smaller than half of the distance between two neighbours. Of the effect of a random adapter of rank 16
-    on the output of a layer, with entries of 2e-5, 1e-4 and 1e-3 in its second matrix, rounding to the nearest kept 6,
-    29 and 99 %, and stochastic rounding kept 99, 100 and 100 %. Its error was at most 1.4 times that of rounding
-    the layer's output to bfloat16.
-
-    Args:
-        model: a model with adapters that can be merged.
-        seed: determines the rounding.
+    learned is smaller than half of the distance between two neighbours. Of the effect of a random adapter of rank 16 on
+    the output of a layer, with entries of 2e-5, 1e-4 and 1e-3 in its second matrix, rounding to the nearest kept 6, 29
+    and 99 %, and stochastic rounding kept 99, 100 and 100 %. Its error was at most 1.4 times that of rounding the
+    layer's output to bfloat16.
     """
     layers, kept = _adapted(model), list[Tensor]()
     draws = torch.Generator(causal(model).device).manual_seed(seed)

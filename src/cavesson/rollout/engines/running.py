@@ -90,11 +90,7 @@ class Running:
     def replace(self, rows: Sequence[int], responses: Sequence[int], ids: Tensor, mask: Tensor) -> None:
         """Begin other responses in rows that have ended, and draw their first tokens.
 
-        Args:
-            rows: K of them.
-            responses: the index of each response that begins.
-            ids: their prompts `[K, S]`, padded on the left.
-            mask: 0 on the padding.
+        The prompts of the responses, `ids` `[K, S]`, are padded on the left, where `mask` is 0.
         """
         for row, response in zip(rows, responses, strict=True):
             self.responses[row] = response

@@ -82,11 +82,7 @@ class Sampler:
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), dtype=torch.int64, device=policy.device)
 
     def prepare(self, rows: int, prompt: int) -> None:
-        """Check that responses to prompts fit, and that they are sampled and scored correctly.
-
-        Args:
-            rows: number of responses.
-            prompt: number of tokens of the longest prompt.
+        """Check that `rows` responses to prompts of up to `prompt` tokens fit, and are sampled and scored correctly.
 
         Raises:
             UserError: they do not fit, or decoding or scoring disagrees with the model's full forward pass.

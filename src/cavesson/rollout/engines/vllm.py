@@ -161,14 +161,10 @@ class VllmSampler:
         return growing.responses(torch.tensor([sampled.logprobs]), versions)
 
     def _steps_of(self, sampled: Sampled, version: str) -> list[int]:
-        """Return the number of training steps of the weights of each token.
+        """Return the training steps of the weights of each token of a response, asked for when `version` was the
+        newest.
 
-        Args:
-            sampled: a response.
-            version: of the weights that were the newest when it was asked for.
-
-        Raises:
-            ServerError: a token is not in the vocabulary, or of other weights than those the server was sent.
+        Raise ServerError if a token is not in the vocabulary, or of other weights than those the server was sent.
         """
         vocabulary = causal(self.policy.model).config.get_text_config().vocab_size
         if max(sampled.ids) >= vocabulary:
@@ -304,10 +300,8 @@ class VllmSampler:
             self.policy.temperature = temperature
 
     def _check(self, version: str) -> None:
-        """Check that all servers sample a text with the policy's log-probabilities, but for rounding.
-
-        Raises:
-            ServerError: a server has other weights.
+        """Raise ServerError if a server samples a text with other log-probabilities than the policy's, but for
+        rounding.
         """
         name = version if self._is_adapter else None
         # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.

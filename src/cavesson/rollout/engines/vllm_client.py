@@ -86,7 +86,7 @@ class VllmClient:
                 settings.timeout,
                 settings.attempts,
                 ServerError,
-                _with_key(key),
+                {"Authorization": f"Bearer {key}"} if key else {},
                 credentials="VLLM_API_KEY in the environment to its key",
             )
             for url, key in zip(urls, keys or [os.environ.get("VLLM_API_KEY", "")] * len(urls), strict=True)
@@ -162,10 +162,7 @@ class VllmClient:
     def load_weights(self, folder: Path, version: str, while_sampling: bool) -> None:
         """Replace all weights by those of a folder; what was computed with the old ones is forgotten.
 
-        Args:
-            folder: of the weights.
-            version: their name.
-            while_sampling: whether there may be requests; they pause, and their next tokens come from the new weights.
+        If there may be requests `while_sampling`, they pause, and their next tokens come from the new weights.
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
         steps = [("/collective_rpc", reload), *_renewed(version, while_sampling)]
@@ -212,11 +209,9 @@ class VllmClient:
     def _tell(
         self, steps: Sequence[tuple[str, dict[str, Any]]], resume: Literal["never", "on error", "after"] = "never"
     ) -> None:
-        """Send requests to each server, one after another.
+        """Send requests, given by path and content, to each server, one after another.
 
-        Args:
-            steps: their paths and contents.
-            resume: when to end a pause of the server; "after" = after all requests, also if one has failed.
+        `resume` says when to end a pause of the server; "after" = after all requests, also if one has failed.
         """
 
         async def tell(server: Endpoint, client: httpx.AsyncClient) -> UserError | None:
@@ -262,10 +257,6 @@ class VllmClient:
                 self._asking.discard(asking)
 
 
-def _with_key(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def _renewed(version: str, while_sampling: bool) -> list[tuple[str, dict[str, Any]]]:
     """Return the requests after which a server forgets what it has computed with its old weights."""
     return [(f"/reset_prefix_cache?reset_running_requests={str(while_sampling).lower()}", {}), _named(version)]
@@ -281,11 +272,7 @@ def _request(ids: Sequence[int], params: dict[str, Any], model: str | None) -> d
 
 
 def _sampled(server: Endpoint, content: bytes) -> Sampled:
-    """Return the response in an answer.
-
-    Raises:
-        ServerError: it is not one.
-    """
+    """Return the response in an answer; raise ServerError if it is not one."""
     try:
         (choice,) = _Answer.model_validate_json(content).choices
     except ValidationError as error:

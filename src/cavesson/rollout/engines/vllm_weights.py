@@ -59,11 +59,7 @@ class NcclGroup:
 
     @staticmethod
     def check(device: torch.device, servers: Sequence[int]) -> None:
-        """Check that NCCL can connect this process to a server.
-
-        Args:
-            device: of this process.
-            servers: GPUs of the server, as the machine counts them.
+        """Check that NCCL can connect this process to a server on these GPUs, as the machine counts them.
 
         Raises:
             UserError: the policy is not on a GPU, or on one of the server's, or PyTorch has no NCCL.
@@ -190,11 +186,7 @@ class WeightTransfer:
         return done or self._error is not None
 
     def _joined(self) -> NcclGroup:
-        """Return a group of this process and all workers.
-
-        Raises:
-            ServerError: a server failed, or NCCL cannot connect to it.
-        """
+        """Return a group of this process and all workers; raise ServerError if a server or NCCL cannot join."""
         sizes, identity = self.client.world_sizes(), NcclGroup.new_identity()
         known = {"nccl_unique_id_b64": base64.b64encode(identity).decode(), "world_size": 1 + sum(sizes)}
         offsets = accumulate([1, *sizes[:-1]])

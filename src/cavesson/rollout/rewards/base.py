@@ -1,6 +1,6 @@
 """Calling rewards: any function of prompts and responses that returns numbers, or named parts of them."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,13 +23,10 @@ A number may be None, or a pair of a number and a reason. The function may be `a
 
 @dataclass(frozen=True)
 class Remote:
-    """A reward that is called in another process, in one call with the others that are called there.
-
-    Attributes:
-        call: calls rewards, given by their names.
-    """
+    """A reward that is called in another process, in one call with the others that are called there."""
 
     call: Callable[[Sequence[str], Judged], Answers]
+    """calls rewards, given by their names"""
 
 
 def call_rewards(functions: Mapping[str, RewardFunction | Remote], judged: Judged) -> Answers:
@@ -37,10 +34,6 @@ def call_rewards(functions: Mapping[str, RewardFunction | Remote], judged: Judge
 
     They are called one after the other; then those that are `async`, at the same time. Other processes do the same with
     the rewards that are called there.
-
-    Args:
-        functions: the rewards by name.
-        judged: what they judge.
 
     Returns:
         The parts of each; a reward that returns plain numbers has one part, with the name of the reward.
@@ -61,29 +54,19 @@ def call_rewards(functions: Mapping[str, RewardFunction | Remote], judged: Judge
 def _called_here(functions: Mapping[str, RewardFunction], judged: Judged) -> Answers:
     each = {name: EachResponse(one, name) if judges_one(one) else one for name, one in functions.items()}
     calls = {name: _bound(function, name, judged) for name, function in each.items()}
-    expected = len(judged.responses)
+    expected, answers = len(judged.responses), {}
+
+    async def answer(name: str) -> dict[str, Part]:
+        with _judging(name, each[name]):
+            return checked(name, await calls[name](), expected)
+
     with put_back():
-        answers = {
-            name: _answer(name, function, calls[name], expected)
-            for name, function in each.items()
-            if not is_async(function)
-        }
-        answers |= awaited(
-            {
-                name: partial(_awaited_answer, name, function, calls[name], expected)
-                for name, function in each.items()
-                if is_async(function)
-            }
-        )
+        for name, call in calls.items():
+            if not is_async(each[name]):
+                with _judging(name, each[name]):
+                    answers[name] = checked(name, call(), expected)
+        answers |= awaited({name: partial(answer, name) for name in calls if is_async(each[name])})
     return answers
-
-
-def call_reward(
-    function: RewardFunction, name: str, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
-) -> dict[str, list[float | None]]:
-    """Call one reward, as `call_rewards` does, and return the values of its parts."""
-    parts = call_rewards({name: function}, Judged(prompts, responses, columns))[name]
-    return {part: one.values for part, one in parts.items()}
 
 
 def _bound(function: RewardFunction, name: str, judged: Judged) -> Callable[[], Any]:
@@ -93,18 +76,6 @@ def _bound(function: RewardFunction, name: str, judged: Judged) -> Callable[[], 
         played = judged.columns.get("environments", ())
         own: Arguments = deepcopy(given, {id(one): one for one in played})
     return partial(function, *own.positional, **own.named)
-
-
-def _answer(name: str, function: RewardFunction, call: Callable[[], Any], expected: int) -> dict[str, Part]:
-    with _judging(name, function):
-        return checked(name, call(), expected)
-
-
-async def _awaited_answer(
-    name: str, function: RewardFunction, call: Callable[[], Awaitable[Any]], expected: int
-) -> dict[str, Part]:
-    with _judging(name, function):
-        return checked(name, await call(), expected)
 
 
 @contextmanager

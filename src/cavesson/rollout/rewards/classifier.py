@@ -157,11 +157,7 @@ def _turn(message: Mapping[str, Any]) -> Turn:
 
 
 def _output(path: str, label: int | str | None, names: Mapping[int, str]) -> int:
-    """Return the index of the output that is the reward.
-
-    Raises:
-        UserError: the label does not identify exactly one output.
-    """
+    """Return the index of the output that is the reward; raise UserError if the label does not identify exactly one."""
     if label is None and len(names) == 1:
         return 0
     found = [index for index, name in names.items() if label == name or (type(label) is int and label == index)]

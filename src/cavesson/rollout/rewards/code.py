@@ -63,16 +63,13 @@ class CodeSettings(Settings):
 
 
 class CodeReward:
-    """The share of the tests in the column `tests` that the code of a response passes, 0 to 1.
+    """The share of the tests in the column `tests` that the code of a response passes, 0 to 1; see `CodeSettings`.
 
     The code is the last block between ``` fences, else the whole response. A test is Python code, such as
     `assert add(1, 2) == 3`; it runs after the response's code, and passes if nothing is raised. Each test gets a new
     process, an empty folder and hardly any environment variables, and can import the packages of this Python. At the
     time limit, which counts processor time, its process group is killed. This is not a sandbox: the code can read files
     and use the network.
-
-    Args:
-        options: the settings of `CodeSettings`.
 
     Raises:
         UserError: an option is wrong, the system cannot limit processes, or Python does not start within the limits.

@@ -104,8 +104,7 @@ def matches(response: str, truth: str) -> bool:
 def _final(text: str) -> _Answer | None:
     """Return the content of the last box, else the rest of the line after the last ####, else the whole text.
 
-    Returns:
-        The answer, or None if the last box is not closed.
+    Return None if the last box is not closed.
     """
     boxes = list(_BOX.finditer(text))
     if boxes:

@@ -46,9 +46,6 @@ class HttpSettings(Settings):
 class HttpReward:
     """Posts `{"prompts": […], "responses": […], "columns": {…}}` and reads `{"rewards": […]}`, plain or in named parts.
 
-    Args:
-        options: the settings of `HttpSettings`.
-
     Raises:
         UserError: an option is wrong, or an environment variable named in `headers_env` is not set.
     """

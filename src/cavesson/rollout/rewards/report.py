@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.examples import Examples, PairTokens
 from cavesson.processes import Processes
-from cavesson.record.files import replacing, write_json
+from cavesson.record.files import write_json, write_text
 from cavesson.rollout.rewards.report_figures import ScoredPairs, extreme_cases, score, summarise, warnings
 
 MAX_CHARACTERS = 600
@@ -30,13 +30,8 @@ def report(
 ) -> None:
     """Score the held-out pairs, and write and print the report on them; all processes call this together.
 
-    Args:
-        role: a `RewardModel`.
-        tokenizer: of the model.
-        examples: the pairs.
-        processes: each scores its share; the first one writes and prints.
-        folder: of the run.
-        at_once: pairs that are scored at a time.
+    `role` is a `RewardModel`; each process scores its share, `at_once` pairs at a time, and the first one writes and
+    prints.
     """
     if not examples.held_out:
         if processes.is_main:
@@ -57,9 +52,9 @@ def write(scored: ScoredPairs, tokenizer: PreTrainedTokenizerBase, folder: Path)
 
     summary, cases = summarise(scored), extreme_cases(scored, tokenizer)
     write_json(folder / "reward_model.json", {**summary, "warnings": warnings(summary)})
-    _write_text(folder / "extreme_cases.jsonl", "".join(json.dumps(case, ensure_ascii=False) + "\n" for case in cases))
+    write_text(folder / "extreme_cases.jsonl", "".join(json.dumps(case, ensure_ascii=False) + "\n" for case in cases))
     draw(scored, summary, folder / "reward_model.png")
-    _write_text(folder / "reward_model.md", page(summary, cases))
+    write_text(folder / "reward_model.md", page(summary, cases))
     return summary
 
 
@@ -119,24 +114,14 @@ def _numbers(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _case(case: dict[str, Any]) -> list[str]:
     chosen, rejected = case["chosen_reward"], case["rejected_reward"]
-    return [
-        f"Pair {case['pair']}, prompt:",
-        "",
-        _quoted(case["prompt"][-MAX_CHARACTERS:]),
-        f"Chosen, reward {chosen:+.3f}:",
-        "",
-        _quoted(case["chosen"][:MAX_CHARACTERS]),
-        f"Rejected, reward {rejected:+.3f}:",
-        "",
-        _quoted(case["rejected"][:MAX_CHARACTERS]),
-    ]
+    texts = {
+        f"Pair {case['pair']}, prompt:": case["prompt"][-MAX_CHARACTERS:],
+        f"Chosen, reward {chosen:+.3f}:": case["chosen"][:MAX_CHARACTERS],
+        f"Rejected, reward {rejected:+.3f}:": case["rejected"][:MAX_CHARACTERS],
+    }
+    return [line for title, text in texts.items() for line in (title, "", _quoted(text))]
 
 
 def _quoted(text: str) -> str:
     """Return the text as an indented block; no content can end such a block."""
     return indent(text, "    ", lambda line: True) + "\n"
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.backends import cudnn
 
 from cavesson.errors import print_error
 
@@ -28,7 +29,8 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (lambda: _cudnn(), lambda flags: _set_cudnn(*flags)),
+    (lambda: cudnn.benchmark, lambda is_on: setattr(cudnn, "benchmark", is_on)),
+    (lambda: cudnn.deterministic, lambda is_on: setattr(cudnn, "deterministic", is_on)),
     (np.geterr, lambda how: np.seterr(**how)),
     (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     (lambda: list(warnings.filters), lambda filters: setattr(warnings, "filters", filters)),
@@ -57,12 +59,7 @@ def put_back() -> Iterator[None]:
 
 @contextmanager
 def still_running(what: str, every: float = MINUTE) -> Iterator[None]:
-    """Say every `every` seconds that the block has not ended.
-
-    Args:
-        what: name of what runs inside the block.
-        every: seconds between two lines.
-    """
+    """Print a line every `every` seconds until the block ends."""
     ended = Event()
 
     def say() -> None:
@@ -141,11 +138,3 @@ def _signals() -> Iterator[None]:
 def _read(read: Callable[[], Any]) -> Any:
     with suppress(OSError):  # the working directory may have been removed
         return read()
-
-
-def _cudnn() -> tuple[bool, bool]:
-    return torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-
-
-def _set_cudnn(benchmark: bool, deterministic: bool) -> None:
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, deterministic

@@ -129,12 +129,7 @@ def score(
 ) -> Scored:
     """Call every reward and add up all parts that judge a response, each multiplied by the weight of its reward.
 
-    Args:
-        rewards: the rewards.
-        prompts: [B]
-        responses: [B]
-        columns: [B] each
-        ids: token ids of the responses, if they are known.
+    There are B prompts, responses (with their token ids, if these are known), and values in each column.
 
     Raises:
         UserCodeError: two rewards return parts with the same name, or a reward fails.

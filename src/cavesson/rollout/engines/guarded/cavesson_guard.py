@@ -18,11 +18,7 @@ Application = Callable[
 
 
 class Guard:
-    """Answers requests without the key in the variable VLLM_API_KEY with 401.
-
-    Args:
-        app: the application that handles the others.
-    """
+    """Answers requests without the key in the variable VLLM_API_KEY with 401."""
 
     def __init__(self, app: Application) -> None:
         self.app = app
