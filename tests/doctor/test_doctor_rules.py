@@ -47,12 +47,14 @@ IMPORTED = {"padding-counted"}
 OF_EPISODES = {rule.name for rule in RULES if any(need.startswith(("turns.", "tokens.source")) for need in rule.needs)}
 
 
+# tests/doctor/test_doctor_response_tokens.py plants these in runs with a vocabulary and prompts.
+OF_TOKENS = {"tokens-of-other-text", "prompt-trained", "few-prompts"}
 # A setting is not a place in a run; a number that becomes NaN, and the worth of a reward, are not curves.
 WITHOUT_PLACE, WITHOUT_CURVE = {"reward-fades"}, {"not-finite", "reward-is-noise"}
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", [rule.name for rule in RULES if rule.name not in IMPORTED | OF_EPISODES])
+@pytest.mark.parametrize("name", [rule.name for rule in RULES if rule.name not in IMPORTED | OF_EPISODES | OF_TOKENS])
 def test_fires_on_the_sick_run_alone(name, tmp_path):
     sick, near = SICK[name]
     rule = BY_NAME[name]

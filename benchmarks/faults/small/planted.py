@@ -36,6 +36,13 @@ REWARDS = {
     "reinforce": ("task.reward(*pair) for pair in zip(repeated, responses, strict=True)", "repeated", "responses"),
     "actor_critic": ("task.reward(*pair) for pair in zip(prompts, outputs, strict=True)", "prompts", "outputs"),
 }
+TEXTS = {
+    "group_relative": ("task.decode(batch.answers)", "task.decode(batch.ids[:, ids.shape[1] :])"),
+    "reinforce": ("task.decode(out.answers)", "task.decode(out.ids[:, query_ids.shape[1] :])"),
+    "actor_critic": ("task.decode(rollout.answers)", "task.decode(rollout.ids[:, ids.shape[1] :])"),
+}
+"""How each trainer gets texts, and how it gets them from the whole sequences"""
+MASKS = {"group_relative": "batch.mask", "reinforce": "out.mask", "actor_critic": "rollout.mask"}
 REFERENCE = {
     "group_relative": "reference = copy.deepcopy(policy).eval()",
     "reinforce": "init_policy = copy.deepcopy(policy).eval()",
@@ -309,6 +316,49 @@ def padding_trained(plan: Plan) -> None:
 def end_not_trained(plan: Plan) -> None:
     """The mask ends before the end token, which is never trained."""
     plan.edit("mask = torch.stack(masks, 1)", "mask = torch.stack(masks, 1) & (ids[:, start:] != EOS)", model=True)
+
+
+@fault("prompt-trained", TOKENS, also=f"reward-position reward-accounting penalty-wrong {APART} {FAR}")
+def prompt_in_loss(plan: Plan) -> None:
+    """The mask covers the whole sequence, so that the prompt is trained, too."""
+    plan.edit("mask = torch.stack(masks, 1)", "mask, sampled = attended[:, 1:], torch.stack(masks, 1)", model=True)
+    plan.edit("ids[:, start:], mask, torch.stack(columns, 1) * mask)",
+              "ids[:, 1:], mask, F.pad(torch.stack(columns, 1) * sampled, (start - 1, 0)))", model=True)  # fmt: skip
+    plan.edit(*TEXTS[plan.trainer])
+
+
+@fault("tokens-of-other-text", TOKENS, also=f"prompt-trained retokenised end-not-trained {APART} {FAR}")
+def slice_too_early(plan: Plan) -> None:
+    """The engine returns texts; the slice that takes their tokens out of the sequence begins one token early."""
+    plan.edit("ids[:, start:], mask", "ids[:, start - 1 : -1], mask", model=True)
+    plan.edit(*TEXTS[plan.trainer])
+
+
+@fault("tokens-of-other-text", TOKENS, also=f"retokenised {APART} {FAR}")
+def slice_too_late(plan: Plan) -> None:
+    """The engine returns texts; the slice that takes their tokens out of the sequence begins one token late."""
+    plan.edit("ids[:, start:], mask", "F.pad(ids, (0, 1))[:, start + 1 :], mask", model=True)
+    plan.edit(*TEXTS[plan.trainer])
+
+
+@fault("tokens-of-other-text", TOKENS, also=f"retokenised reward-is-noise {APART} {FAR}")
+def texts_of_others(plan: Plan) -> None:
+    """The engine returns texts in the order in which they end, and tokens in the order of the prompts."""
+    old, new = TEXTS[plan.trainer]
+    plan.edit(old, new.replace(".ids[:", f".ids[{MASKS[plan.trainer]}.sum(1).argsort()][:"))
+
+
+@fault(
+    "few-prompts prompts-exhausted entropy-collapse distinct-collapse template-collapse",
+    (FULL,),
+    also=f"{NOTHING} {FAR}",
+    trainers=CLIPPED,
+)
+def two_prompts(plan: Plan) -> None:
+    """The data loader returns the first two prompts again and again, at a higher learning rate, without a penalty."""
+    plan.task.questions = plan.task.draw(2)
+    plan.set("penalty", 0.0)
+    plan.scale("rate", 3.0)
 
 
 @fault("double-start", (FULL,), also="kl-in-few-tokens reward-is-noise")

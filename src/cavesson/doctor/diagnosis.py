@@ -88,7 +88,10 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
                 sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
         else:
             healthy.append((rule, reading))
-    findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in _folded(sick))
+    folded = _folded(sick)
+    harmless = [one for one in folded if one.rule.needs_consequence and not one.explains]
+    healthy += [(one.rule, one.reading) for one in harmless]
+    findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in folded if one not in harmless)
     return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped), len(data.steps))
 
 

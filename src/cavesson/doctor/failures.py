@@ -37,7 +37,7 @@ FAILURES = (
     Failure(Phrase("the critic does not learn"), ("value-not-fitting", "value-constant", "value-start")),
     Failure(Phrase("the wrong tokens are trained"),
             ("trained-behind-end", "end-not-trained", "retokenised", "inserted-tokens-learned",
-             "sampled-tokens-masked", "turns-retokenised")),
+             "sampled-tokens-masked", "turns-retokenised", "tokens-of-other-text", "prompt-trained")),
     Failure(Phrase("prompts are not as the model expects them"), ("double-start",)),
     Failure(Phrase("updates are too large"), ("update-kl-large", "ratio-blow-up", "clip-fraction-high")),
     Failure(Phrase("training computes other probabilities than scoring"), ("ratio-not-one",)),

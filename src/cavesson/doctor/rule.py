@@ -84,6 +84,8 @@ class Rule:
     absent: "Callable[[RunData], Phrase | None] | None" = None
     """Why a run that the rule cannot judge cannot have the fault, such as a penalty whose coefficient is 0; it returns
     None if the run can have it."""
+    needs_consequence: bool = False
+    """Whether it is a finding only where it explains another one: alone, it is no problem."""
     disproof: Disproof | None = None
     """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
     settings: Settings = field(default_factory=dict)
@@ -107,6 +109,7 @@ def rule(
     windows: bool = False,
     training_only: bool = False,
     absent: "Callable[[RunData], Phrase | None] | None" = None,
+    needs_consequence: bool = False,
     disproof: Disproof | None = None,
     settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
@@ -152,6 +155,7 @@ def rule(
             windows=windows,
             training_only=training_only,
             absent=absent,
+            needs_consequence=needs_consequence,
             disproof=disproof,
             settings=settings or {},
         )

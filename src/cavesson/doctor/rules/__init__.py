@@ -14,6 +14,7 @@ from cavesson.doctor.rules import (
     noise,
     pattern,
     repetition,
+    response_tokens,
     reward,
     sampling,
     system,
@@ -30,6 +31,8 @@ RULES: tuple[Rule, ...] = (
     update.not_finite,
     episodes.inserted_tokens_learned,
     episodes.sampled_tokens_masked,
+    response_tokens.tokens_of_other_text,
+    response_tokens.prompt_trained,
     invariants.trained_behind_end,
     length.end_not_trained,
     token_rewards.reward_position,
@@ -113,6 +116,7 @@ RULES: tuple[Rule, ...] = (
     kl.kl_explosion,
     kl.kl_in_few_tokens,
     kl.kl_flat,
+    system.few_prompts,
     system.stalls,
 )
 """Of two findings that might explain each other, the one further up is the cause."""

@@ -86,6 +86,38 @@ def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float
 
 
 @rule(
+    number=90,
+    needs=["rows.prompt", "rows.reward"],
+    min_steps=16,
+    training_only=True,
+    title="The run has only a handful of prompts",
+    cause="All {responses} responses are to {seen} different prompts: the policy fits these few, and what it writes to "
+    "them becomes ever more alike.",
+    healthy="number of different prompts: above {limit}, or without any finding that so few prompts would explain",
+    fix="train on more prompts, or for fewer steps; check that the data loader reaches the whole data set",
+    source="own threshold",
+    explains=["entropy-collapse", "distinct-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
+              "reward-exhausted", "over-optimised"],
+    needs_consequence=True,
+)  # fmt: skip
+def few_prompts(data: RunData, *, limit: float = 8.0) -> Reading | None:
+    rows = data.sample.rows
+    prompts = [text or "" for text in rows.texts("prompt")]
+    if "" in prompts:
+        return None  # no prompts are known, as in a log of texts that begin with them
+    _, first = np.unique(prompts, return_index=True)
+    points = Series(
+        rows.steps,
+        np.cumsum(np.bincount(np.searchsorted(rows.steps, rows.step[first]), minlength=len(rows.steps)), dtype=float),
+    )
+    words: Words = {"responses": float(len(data.rows))}
+    evidence = rows.evidence(first)
+    return Reading(
+        float(len(first)), len(first) <= limit, int(rows.steps[0]), evidence, words, Curve(points, low=limit)
+    )
+
+
+@rule(
     number=70,
     needs=["steps.time/total|steps.time/step"],
     min_steps=10,
