@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from doctor_helpers import healthy, suits
 from pydantic import ValidationError
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 from cavesson.config import describe
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.proposal import proposal
-from cavesson.doctor.reading import Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.series import Series
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
 from cavesson.findings.fixes import PLAIN, SETTING, advice, names_for
@@ -85,7 +87,8 @@ def test_proposed_settings_exist_and_have_an_effect(rule: Rule, algorithm: str, 
         return
     made = healthy(algorithm, steps=4)
     made.info = CONFIGS[algorithm]
-    found = proposal(made.data(tmp_path), rule, Reading(2.0, True, 0, words={"pattern": "#"}))
+    curve = Curve(Series(np.zeros(0), np.zeros(0)), high=1.5)
+    found = proposal(made.data(tmp_path), rule, Reading(2.0, True, 0, words={"pattern": "#"}, curve=curve))
     changed: dict[str, Any] = dict(MINIMAL)
     for name, value in found.items():
         group, _, last = name.partition(".")

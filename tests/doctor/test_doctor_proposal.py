@@ -1,5 +1,6 @@
 """The settings that rules propose: they exist, they are valid, and they follow from those of the run."""
 
+import math
 import re
 import shlex
 from functools import reduce
@@ -17,11 +18,30 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.config import load
 from cavesson.doctor.data import RunData
-from cavesson.doctor.proposal import calmer, fitting, proposal, stronger, tighter
-from cavesson.doctor.reading import Reading
+from cavesson.doctor.diagnosis import Diagnosis, diagnose
+from cavesson.doctor.findings import findings_in
+from cavesson.doctor.proposal import (
+    Times,
+    calmer,
+    fitting,
+    for_clipping,
+    for_kl,
+    for_ratio,
+    for_step,
+    grown,
+    longer,
+    over_limit,
+    proposal,
+    rounded,
+    stronger,
+    tighter,
+)
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.pattern import expression
+from cavesson.doctor.series import Series
+from cavesson.doctor.words import language
 from cavesson.findings.fixes import flags
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record import open as open_run
@@ -63,7 +83,14 @@ def at(config: dict[str, Any], name: str) -> Any:
     return reduce(lambda group, key: group[key], name.split("."), config)
 
 
-SICKLY = Reading(1.0, True, words={"pattern": "#"})
+def seen(number: float, high: float, since: int = 0) -> Reading:
+    """A number above its limit."""
+    return Reading(
+        number, True, since, words={"pattern": "#"}, curve=Curve(Series(np.zeros(0), np.zeros(0)), high=high)
+    )
+
+
+SICKLY = seen(2.0, 1.5)
 
 
 @pytest.mark.parametrize("rule", PROPOSING)
@@ -108,17 +135,108 @@ def test_a_learning_rate_falls_with_the_root_of_what_a_step_moves_too_far(
     approx_kl: float, rate: float, tmp_path: Path
 ) -> None:
     data = made(tmp_path / "run", "ppo", approx_kl).data
-    assert calmer(1e-3, data, SICKLY) == pytest.approx(rate)
+    assert calmer()(1e-3, data, SICKLY) == pytest.approx(rate)
+
+
+def without_metrics(folder: Path, kl: list[float] | None = None) -> RunData:
+    """A run that logs nothing but, perhaps, its KL, and says nothing of itself."""
+    write_run(folder, {})
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        for step in range(10):
+            recorder.rollouts(step, {name: ["x"] * 2 for name in ("prompt", "response")} | {"reward": [1.0, 2.0]})
+            recorder.metrics(step, {"objective/kl": kl[step]} if kl else {"x": 0.0})
+    return RunData(open_run(folder))
+
+
+def test_a_learning_rate_falls_by_what_the_rule_has_seen(tmp_path: Path) -> None:
+    data = without_metrics(tmp_path / "run")
+    # 2.0 nats a step are ten times the limit of 0.2, and 0.03 are usual: (0.03 / 2)^½ = 0.1225.
+    assert calmer(for_step)(1.0, data, seen(2.0, 0.2)) == 0.12
+    # 160 nats are 16 times the limit of 10; 11 are a little above it; a million would need a 316th.
+    assert [calmer(for_kl)(1.0, data, seen(kl, 10.0)) for kl in (160.0, 11.0, 1e6)] == [0.25, 0.5, 0.01]
+    # A log-ratio of 16 is four times that of 2.
+    assert calmer(for_ratio)(1.0, data, seen(16.0, 2.0)) == 0.25
+    assert calmer(for_ratio)(1.0, data, seen(1.2, 2.0)) == 0.5  # it is too small instead
+    assert calmer()(1.0, data, SICKLY) == 0.25
+
+
+def test_a_learning_rate_falls_by_the_larger_of_what_the_steps_and_the_rule_ask_for(tmp_path: Path) -> None:
+    data = made(tmp_path / "run", "ppo", approx_kl=0.48).data  # (0.03 / 0.48)^½ = 1 / 4
+    assert calmer(for_ratio)(1.0, data, seen(4.0, 2.0)) == 0.25
+    assert calmer(for_ratio)(1.0, data, seen(2.0**8, 2.0)) == rounded(1 / 8)
+
+
+@pytest.mark.parametrize("deviation", [0.5, 1.0, 3.0])
+def test_a_clip_fraction_falls_to_its_limit_with_the_deviation_of_log_ratios(deviation: float, tmp_path: Path) -> None:
+    def clipped(deviation: float) -> float:
+        return math.erfc(0.2 / deviation / math.sqrt(2))  # outside of ±0.2
+
+    factor = for_clipping(without_metrics(tmp_path), seen(clipped(deviation), 0.25))
+    assert clipped(deviation * factor) == pytest.approx(0.25)
+
+
+def test_a_coefficient_rises_with_the_root_of_a_kl_and_its_target_falls_with_the_kl(tmp_path: Path) -> None:
+    data = without_metrics(tmp_path / "run")
+    # 360 nats are 36 times the limit of 10, 20 twice, and 5,000 more than the largest change allows.
+    several = [seen(kl, 10.0) for kl in (360.0, 20.0, 5000.0)]
+    assert [stronger(over_limit)(0.1, data, one) for one in several] == [0.6, 0.2, 1.0]
+    assert [tighter(over_limit)(6.0, data, one) for one in [seen(40.0, 10.0), *several]] == [1.5, 0.6, 3.0, 0.6]
+
+
+def test_a_coefficient_rises_by_how_much_the_kl_has_grown_since_a_problem_began(tmp_path: Path) -> None:
+    data = without_metrics(tmp_path / "run", [1.0, 2.0, 3.0, 4.0, *[48.0] * 6])
+    assert grown(data, seen(0.3, 0.5, since=2)) == 16 and grown(data, seen(0.3, 0.5, since=9)) == 1
+    assert stronger(grown)(0.1, data, seen(0.3, 0.5, since=2)) == 0.4
+    assert stronger(grown)(0.1, without_metrics(tmp_path / "bare"), SICKLY) == 0.2
+
+
+def test_a_limit_grows_until_few_enough_would_reach_it(tmp_path: Path) -> None:
+    data = without_metrics(tmp_path / "run")
+    # Of the responses, 0.5^¼ are cut. If a share s remains at a limit, s⁴ do at four times it.
+    assert longer()(100, data, seen(0.5**0.25, 0.5)) == 400
+    assert [longer()(100, data, seen(share, 0.5)) for share in (0.6, 1.0)] == [200, 800]
+    assert longer()(None, data, SICKLY) is None and longer(lambda data: True)(100, data, SICKLY) == 100
+
+
+SIZED = {
+    "trl": ({"learning_rate": 1e-6}, "lower learning_rate (1e-06 → 1.2e-07) or num_iterations"),
+    "verl": (
+        {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}}}},
+        "lower actor_rollout_ref.actor.optim.lr (1e-06 → 1.2e-07) or actor_rollout_ref.actor.ppo_epochs",
+    ),
+    "openrlhf": ({"actor": {"adam": {"lr": 1e-6}}}, "lower --actor.adam.lr (1e-06 → 1.2e-07) or --train.max_epochs"),
+    "nemo-rl": ({}, "lower policy.optimizer.kwargs.lr, policy.megatron_cfg.optimizer.lr (Megatron) (× 0.12) or "),
+    "": ({"learning_rate": 1e-6}, "lower learning rate (× 0.12) or passes per batch"),
+}
+
+
+@pytest.mark.parametrize("trainer", SIZED)
+def test_a_fix_of_another_trainer_says_by_how_much(trainer: str, tmp_path: Path) -> None:
+    config, text = SIZED[trainer]
+    write_run(tmp_path, {"trainer": trainer, "algorithm": "grpo", "config": config})
+    with Recorder(tmp_path, attempt=begin_attempt(tmp_path, start_step=0)) as recorder:
+        for step in range(10):
+            recorder.rollouts(step, {name: ["x"] * 2 for name in ("prompt", "response")} | {"reward": [1.0, 2.0]})
+            recorder.metrics(step, {"ppo_kl": 2.0})
+    (finding,) = diagnose(RunData(open_run(tmp_path)), [one for one in RULES if one.name == "update-kl-large"]).findings
+    (said,) = findings_in(Diagnosis((finding,), (), ()), language("en"))
+    assert said.fix.startswith(text) and not said.settings
+
+
+def test_every_setting_that_is_multiplied_is_named_in_the_fix() -> None:
+    for rule in RULES:
+        for setting, change in rule.settings.items():
+            assert not isinstance(change, Times) or setting in rule.texts.fix or setting == "kl.target", rule.name
 
 
 def test_a_coefficient_is_doubled_or_its_target_halved(tmp_path: Path) -> None:
     constant = made(tmp_path / "constant", "ppo").data
-    assert (stronger(0.2, constant, SICKLY), tighter(None, constant, SICKLY)) == (0.4, None)
-    assert stronger(0.0, constant, SICKLY) == 0.05
+    assert (stronger(grown)(0.2, constant, SICKLY), tighter(grown)(None, constant, SICKLY)) == (0.4, None)
+    assert stronger(grown)(0.0, constant, SICKLY) == 0.05
     adaptive = made(tmp_path / "adaptive", "ppo", kl={"coef": 0.2, "target": 6.0}).data
-    assert (stronger(0.2, adaptive, SICKLY), tighter(6.0, adaptive, SICKLY)) == (0.2, 3.0)
+    assert (stronger(grown)(0.2, adaptive, SICKLY), tighter(grown)(6.0, adaptive, SICKLY)) == (0.2, 3.0)
     without = made(tmp_path / "without", "rloo", kl={"coef": 0.0}, reference={"kind": "none"}, rloo={}).data
-    assert stronger(0.0, without, SICKLY) == 0.0
+    assert stronger(grown)(0.0, without, SICKLY) == 0.0
 
 
 def test_a_coefficient_fits_the_spread_of_the_reward(tmp_path: Path) -> None:

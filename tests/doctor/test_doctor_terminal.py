@@ -63,7 +63,7 @@ def test_what_was_recorded_commands_no_terminal(tmp_path):
 
 
 def test_the_folder_is_named_as_it_is(sick):
-    assert shown(sick, width=1000).count("[red]") == 2
+    assert shown(sick, width=1000).count("[red]") == 3  # at the top, and in the commands that show more
 
 
 def test_every_rule_is_named_once_as_healthy_or_not_looked_at_for_a_reason_said_once(sick):

@@ -194,6 +194,7 @@ def tokens_mean(made: Made, values: np.ndarray) -> np.ndarray:
 
 def every_tenth(made: Made, folder: Path, kl: np.ndarray) -> RunData:
     """Record a run whose metrics are logged every 10th step, as by default in TRL: for the last of the 10 steps."""
+    made.info["trainer"] = "trl 1.16.0"
     made.metrics = {"kl": np.full(len(kl), np.nan)}
     made.metrics["kl"][9::10] = kl.reshape(-1, 10).mean(1)
     return made.data(folder)

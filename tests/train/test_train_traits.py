@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ from cavesson.config import SettingsError
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.proposal import proposal
-from cavesson.doctor.reading import Reading
+from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import APPLIES
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.series import Series
 from cavesson.findings.fixes import advice, names_for
 from cavesson.models.settings import ValueSettings
 from cavesson.ops.groups import centred
@@ -188,8 +190,9 @@ def test_a_fix_names_the_settings_of_the_own_section_and_none_that_has_no_effect
     assert proposal(rival, fades, Reading(0.0, True)) == {"contest.lam": 1.0}
     assert advice(fades.texts.fix, names_for(rival.info, fades.texts.fix), {}).startswith("contest.lam = 1 ")
     assert proposal(rival, BY_NAME["estimator-misplaced"], Reading(0.0, True)) == {}
-    assert "kl.coef" in proposal(rival, explosion, Reading(0.0, True))
-    assert proposal(plain, explosion, Reading(0.0, True)).keys() == {"optimizer.learning_rate"}
+    exploded = Reading(20.0, True, curve=Curve(Series(np.zeros(0), np.zeros(0)), high=10.0))
+    assert "kl.coef" in proposal(rival, explosion, exploded)
+    assert proposal(plain, explosion, exploded).keys() == {"optimizer.learning_rate"}
     said = advice(explosion.texts.fix, names_for(plain.info, explosion.texts.fix), {})
     assert said.startswith("lower optimizer.learning_rate, ") and "kl" not in said.lower()
     assert rival.setting("config.ppo.lam") == 0.9

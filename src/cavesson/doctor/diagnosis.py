@@ -10,7 +10,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derivation import Derivation
 from cavesson.doctor.onset import with_onset
-from cavesson.doctor.proposal import proposal
+from cavesson.doctor.proposal import proposal, sizes
 from cavesson.doctor.reading import Reading, Skipped
 from cavesson.doctor.recording import needs, recordable
 from cavesson.doctor.rule import APPLIES, Rule
@@ -42,6 +42,8 @@ class Detection:
     """What the rule read that the record lacks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """By how much to change settings of another trainer, as texts behind their names."""
     names: Names | None = None
     """What the settings of the fix are called in the run; None: as in Cavesson."""
     trainer_setting_names: TrainerSettingNames | None = None
@@ -97,9 +99,13 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
 
 def _advised(data: RunData, finding: Detection) -> Detection:
     info, fix = data.info, finding.rule.texts.fix
-    settings = proposal(data, finding.rule, finding.reading)
-    theirs = trainer_setting_names(info, fix)
-    return replace(finding, settings=settings, names=names_for(info, fix), trainer_setting_names=theirs)
+    return replace(
+        finding,
+        settings=proposal(data, finding.rule, finding.reading),
+        sizes=sizes(data, finding.rule, finding.reading),
+        names=names_for(info, fix),
+        trainer_setting_names=trainer_setting_names(info, fix),
+    )
 
 
 def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:

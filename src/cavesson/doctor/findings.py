@@ -15,7 +15,7 @@ def findings_in(diagnosis: Diagnosis, language: Language) -> list[Finding]:
 
 def _finding_in(one: Detection, titles: Mapping[str, str], language: Language) -> Finding:
     rule, reading = one.rule, one.reading
-    texts = language.texts(rule, reading, one.names)
+    texts = language.texts(rule, reading, one.names, one.sizes)
     return Finding(
         rule.name,
         rule.severity,

@@ -32,6 +32,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 The KL to the reference is in nats per response in Cavesson and TRL's PPO, and in nats per token in the others, which
 `kl/per_token` stands for; Cavesson does not log it.
 """
+UNCLEAR = frozenset(["kl"])
+"""Names that say what was measured only if the trainer is known: this one may be the KL to the reference or that of an
+update, before, during or after it, per token or per response."""
 TRACKED = "train/"
 """What TRL's callbacks for trackers put before a metric's name."""
 _UPDATE = re.compile(r"(?!(eval|val|valid|test)[/_])((.*/)?(kl|policy|loss|optim|value)/|.*(loss|grad_norm))")

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.doctor.derivation import Derivation
-from cavesson.doctor.names import KINDS, SETTINGS, is_of_update, logged_as
+from cavesson.doctor.names import KINDS, SETTINGS, TRACKED, UNCLEAR, is_of_update, logged_as
 from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Array, Series, series
 from cavesson.doctor.turns import Turns
 from cavesson.findings.finding import Evidence
 from cavesson.findings.fixes import in_run
+from cavesson.findings.trainers import TRAINERS, trainer_of
 from cavesson.importers.traits import traits_of
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
@@ -202,10 +203,19 @@ class RecordedData:
         return logged if derived is None else derived
 
     def _logged(self, name: str) -> Series:
-        for known in logged_as(name):
-            if known in self._steps.column_names:
-                return series(self._steps["step"].to_numpy(), numbers(self._steps[known]))
-        return series(np.zeros(0), np.zeros(0))
+        called = self.logged_name(name)
+        if called is None:
+            return series(np.zeros(0), np.zeros(0))
+        return series(self._steps["step"].to_numpy(), numbers(self._steps[called]))
+
+    def logged_name(self, name: str) -> str | None:
+        """Return the name under which a metric is logged; None if it is not."""
+        return next((called for called in logged_as(name) if called in self._steps.column_names), None)
+
+    def is_unclear(self, name: str) -> bool:
+        """Return whether a metric is logged under a name that says what it is only if the trainer is known."""
+        called = self.logged_name(name) or ""
+        return called.removeprefix(TRACKED) in UNCLEAR and trainer_of(self._info) not in TRAINERS
 
     @cached_property
     def only_held_out(self) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -48,16 +49,19 @@ class Language:
             name: number(word) if isinstance(word, int | float) else self._word(word) for name, word in words.items()
         }
 
-    def texts(self, rule: Rule, reading: Reading, names: Names | None = None) -> Texts:
+    def texts(
+        self, rule: Rule, reading: Reading, names: Names | None = None, sizes: Mapping[str, str] | None = None
+    ) -> Texts:
         """Return the texts of a rule that found something, filled with its limits and the numbers of its reading.
 
         Args:
             rule: The rule.
             reading: What it found.
             names: What the settings of the fix are called in the run; None: as in Cavesson.
+            sizes: By how much to change them, as texts behind their names.
         """
         words = limits_of(rule) | self._filled({**reading.words, "seen": reading.seen})
-        fix = advice(self._text(rule, "fix"), names, self.phrases).format_map(words)
+        fix = advice(self._text(rule, "fix"), names, self.phrases, sizes).format_map(words)
         return Texts(self._text(rule, "title"), self._text(rule, "cause").format_map(words), self.healthy(rule), fix)
 
     def _text(self, rule: Rule, name: str) -> str:

@@ -61,7 +61,7 @@ def _own(info: Mapping[str, Any], setting: str, value: str) -> str | None:
     return Kept(name) if str(values[last]) == value.strip('"') else name
 
 
-def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
+def advice(fix: str, names: Names | None, say: "Mapping[str, str]", sizes: Mapping[str, str] | None = None) -> str:
     """Return a fix with the names that the run has for its settings.
 
     A clause in square brackets is left out if the run lacks one of its settings or has its value already.
@@ -70,6 +70,7 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
         fix: The text, in any language.
         names: As ``names_for`` returns them; None: those of Cavesson.
         say: Translations of phrases.
+        sizes: Setting → by how much to change it, as a text behind its name.
     """
 
     def clause(found: re.Match[str]) -> str:
@@ -81,7 +82,8 @@ def advice(fix: str, names: Names | None, say: "Mapping[str, str]") -> str:
         setting, value = str(found[1]), found[2]
         name = setting if names is None else names.get(setting, PLAIN.get(setting, setting))
         values = dict(_VALUES.findall(name))
-        return say.get(name, _NOTE.sub("", name)) + (f" = {values.get(value, value)}" if value else "")
+        change = f" = {values.get(value, value)}" if value else (sizes or {}).get(setting, "")
+        return say.get(name, _NOTE.sub("", name)) + change
 
     return SETTING.sub(called, _CLAUSE.sub(clause, fix))
 

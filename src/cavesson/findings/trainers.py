@@ -53,6 +53,17 @@ def name_in(trainer: str, algorithm: Any, setting: str) -> str:
     return ", ".join(f"{one} ({several})" for several, one in name.items())
 
 
+def value_in(info: Mapping[str, Any], setting: str) -> Any:
+    """Return the value that a run of another trainer has for a setting of Cavesson; None if it is not recorded."""
+    trainer = trainer_of(info)
+    if trainer not in NAMES:
+        return None
+    value = info.get("config")
+    for key in name_in(trainer, info.get("algorithm"), setting).partition(" ")[0].removeprefix("--").split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def _told_apart(names: Names) -> set[str]:
     """Return the algorithms for which a trainer has names of their own."""
     by_algorithm = (name for name in names.values() if not isinstance(name, str))

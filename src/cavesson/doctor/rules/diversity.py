@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import EQUAL, within
-from cavesson.doctor.proposal import at_least, calmer, stronger, tighter
+from cavesson.doctor.proposal import at_least, calmer, grown, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import MIN_SHARE, collapse, is_clear
 from cavesson.doctor.rows import Rows
@@ -98,7 +98,7 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1, solved: float = Share
     "than to a uniform choice), or less than {rise} above it; and below {noise} of that of a uniform choice among the "
     "tokens that occur, unless it begins there",
     fix="lower optimizer.learning_rate, [ppo.entropy_coef = 0, ]check whether sampler and trainer disagree",
-    settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
+    settings={"optimizer.learning_rate": calmer(), "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "length-collapse", "kl-explosion", *CRITIC],
     windows=True,
@@ -151,7 +151,7 @@ def _uniform(data: RunData) -> float:
     healthy="distinct-2 over a fixed number of words, of right responses where right answers are recorded: above "
     "{limit} times its start, or less than {drop} below it",
     fix="[raise kl.coef, ]sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
-    settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": at_least(1.0)},
+    settings={"kl.coef": stronger(grown), "kl.target": tighter(grown), "sampling.temperature": at_least(1.0)},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse", "kl-explosion", "truncated", "reward-falls"],
     windows=True,
@@ -290,7 +290,7 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     "{seen} nats per token): the policy repeats one safe form.",
     healthy="−log π per token, in nats: does not fall while reward, length and KL all rise",
     fix="judge the run by KL, length and perplexity as well as by the reward[; raise kl.coef]",
-    settings={"kl.coef": stronger, "kl.target": tighter},
+    settings={"kl.coef": stronger(grown), "kl.target": tighter(grown)},
     source="Secrets of RLHF 2307.04964",
     severity="note",
     windows=True,

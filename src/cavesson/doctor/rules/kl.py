@@ -1,12 +1,13 @@
 """Rules on the KL to the reference: its sign, its size, and its origin."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cavesson.doctor.absent import no_penalty, no_reference
 from cavesson.doctor.data import RunData
-from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
+from cavesson.doctor.proposal import calmer, fitting, for_kl, over_limit, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import Disproof, rule
@@ -28,6 +29,7 @@ LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
 """What shows the KL of a step."""
 NEAR = 5
 """Steps before and after a step that show how far the policy moves in one."""
+UNCLEAR_KL = Phrase("`kl` does not say what was measured, and when: log it as kl/objective (docs/metrics.md)")
 TINY = 0.01
 """Mean logged KL, in nats, below which it matches everything."""
 USUAL_LENGTH = 100.0
@@ -102,7 +104,14 @@ def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     seen = float(np.median(after.value))
     words = {"share": Share(np.mean(after.value < 0))}
     evidence = data.step_evidence(after.step[np.argsort(after.value)])
-    return Reading(seen, first is not None, first, evidence, words, Curve(points, low=0.0))
+    found = Reading(seen, first is not None, first, evidence, words, Curve(points, low=0.0))
+    return found if data.has("rows.kl_k1") else _unless_unclear(data, found)
+
+
+def _unless_unclear(data: RunData, found: Reading) -> Reading:
+    """Return what a rule found in the logged KL; nothing is wrong with a number of which it is not known what it is."""
+    is_unclear = found.sick and not len(data.metric("kl/objective")) and data.is_unclear("kl/per_token")
+    return replace(found, sick=False, undecided=UNCLEAR_KL) if is_unclear else found
 
 
 @rule(
@@ -141,7 +150,8 @@ def stops_generating(data: RunData) -> Reading | None:
     "{short} nats per token); {factor} times as much while the reward stays near its maximum, or any amount if there "
     "is no penalty either. A rise does not count if the last third of the run is in this range",
     fix="[raise kl.coef, ][or set kl.target, ]lower optimizer.learning_rate, return to the last good checkpoint",
-    settings={"kl.coef": stronger, "kl.target": tighter, "optimizer.learning_rate": calmer},
+    settings={"kl.coef": stronger(over_limit), "kl.target": tighter(over_limit),
+              "optimizer.learning_rate": calmer(for_kl)},
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
     explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",
               "likelihood-displacement", "truncated", "gradient-spike", "zero-variance-groups", "zero-gradient",
@@ -249,7 +259,7 @@ def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01
     "controller adapts.",
     healthy="current β / its median at the start: below {limit}, or the KL falls",
     fix="lower optimizer.learning_rate or update.epochs; a smaller kl.horizon adapts faster",
-    settings={"optimizer.learning_rate": calmer},
+    settings={"optimizer.learning_rate": calmer()},
     source="TRL 0.7.10, logging",
     explains=["reward-falls"],
     windows=True,
@@ -376,7 +386,8 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     distance, name, course = min(found, key=lambda one: one[0])
     evidence = sample.rows.evidence(range(len(sample.rows)))
     curve, first = Curve(logged, name=Phrase("logged KL")), int(logged.step[0])
-    return Reading(distance, distance > limit, first, evidence, {"name": Phrase(name)}, curve, course)
+    reading = Reading(distance, distance > limit, first, evidence, {"name": Phrase(name)}, curve, course)
+    return _unless_unclear(data, reading)
 
 
 def _distance(mine: Series, logged: Series) -> Series:

@@ -8,6 +8,7 @@ from cavesson.correlation import rank_correlation
 from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import repeated, within
+from cavesson.doctor.proposal import longer
 from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths, pays
 from cavesson.doctor.rule import rule
@@ -35,9 +36,9 @@ def _each_cut(data: RunData) -> Array | None:
     return None if data.has("steps.finish/length") else data.rows["cut_text"]
 
 
-def _longer(value: int, data: RunData, reading: Reading) -> int:
-    """Double the longest response, unless the limits are drawn at random."""
-    return value if data.setting("config.sampling.random_length") else 2 * value
+def _draws_limits(data: RunData) -> bool:
+    """Return whether the limits of responses are drawn at random."""
+    return bool(data.setting("config.sampling.random_length"))
 
 
 @rule(
@@ -50,7 +51,7 @@ def _longer(value: int, data: RunData, reading: Reading) -> int:
     healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start; more if "
     "they earn more than the others",
     fix='a larger sampling.max_new_tokens, or shaping.missing_eos_penalty[, or grpo.overlong = "penalty"]',
-    settings={"sampling.max_new_tokens": _longer},
+    settings={"sampling.max_new_tokens": longer(unless=_draws_limits)},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias", "reward-falls"],
     windows=True,

@@ -12,7 +12,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import clear_of
 from cavesson.doctor.groups import EQUAL, equal_by_chance, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
-from cavesson.doctor.proposal import rounded, stronger, tighter
+from cavesson.doctor.proposal import grown, rounded, stronger, tighter
 from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.readings import is_lower
 from cavesson.doctor.rows import Rows
@@ -212,7 +212,7 @@ def _are_verdicts(reward: Array) -> Array:
     healthy="fall of the held-out reward from its maximum: below {limit} of its gain before, or no more than chance "
     "explains",
     fix="return to the best checkpoint, [raise kl.coef, ]use a larger reward model or several",
-    settings={"kl.coef": stronger, "kl.target": tighter},
+    settings={"kl.coef": stronger(grown), "kl.target": tighter(grown)},
     source="Gao et al. 2210.10760",
     training_only=True,
 )

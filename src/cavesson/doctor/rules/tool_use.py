@@ -8,6 +8,7 @@ import numpy as np
 from cavesson.doctor.absent import no_calls, no_turns
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import within
+from cavesson.doctor.proposal import longer
 from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -138,7 +139,7 @@ def _earned(calling: Array, others: Array) -> float:
     healthy="share of episodes that end by the limit of turns: below {limit} of those that call tools if a call is the "
     "last turn, else less than {growth} above its start; more if they earn more than the others",
     fix="a larger environment.max_turns; or tell the policy in the prompt how many turns it has, and reward an answer",
-    settings={"environment.max_turns": lambda value, data, reading: None if value is None else 2 * value},
+    settings={"environment.max_turns": longer()},
     source="verl (max_assistant_turns); verifiers (max_turns)",
     explains=["truncated", "reward-falls", "zero-variance-groups"],
     absent=no_turns,

@@ -7,7 +7,7 @@ import numpy as np
 from cavesson.doctor.absent import advantages_as_they_are, no_ratio
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import whitened_alone
-from cavesson.doctor.proposal import calmer
+from cavesson.doctor.proposal import calmer, for_clipping, for_ratio, for_step
 from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, pays, spikes
 from cavesson.doctor.rows import Rows
@@ -38,7 +38,7 @@ IN_ANOTHER_ORDER = Phrase(": the advantages stand in another order than the resp
     healthy="mean ratio of a mini-batch: near 1, outside {low} to {high} at most once, or in less than {often} of the "
     "steps; TRL skips a batch above {limit}",
     fix="lower optimizer.learning_rate or update.epochs; check that the old log-probabilities are those of this policy",
-    settings={"optimizer.learning_rate": calmer},
+    settings={"optimizer.learning_rate": calmer(for_ratio)},
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
     absent=no_ratio,
@@ -66,7 +66,7 @@ def ratio_blow_up(
     healthy="clip fraction over several steps: below {limit}; with ratios of whole responses (GSPO), which clip far "
     "more by design, below {sequences}",
     fix="lower optimizer.learning_rate or update.epochs",
-    settings={"optimizer.learning_rate": calmer},
+    settings={"optimizer.learning_rate": calmer(for_clipping)},
     source="TRL 0.7.10, logging; rlprobe; DAPO 2503.14476; GSPO 2507.18071",
     explains=["kl-explosion", *RUNAWAY],
 )
@@ -89,7 +89,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     "If it was not recorded, it is estimated from the KL to the reference, as ½·(growth of √(2·KL))² from a step to "
     "the next two: never above {limit}",
     fix="lower optimizer.learning_rate or update.epochs; update.target_policy_kl ends a step early",
-    settings={"optimizer.learning_rate": calmer},
+    settings={"optimizer.learning_rate": calmer(for_step)},
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
     explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
     absent=no_ratio,
@@ -113,8 +113,8 @@ def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
     cause="The gradient norm repeatedly reaches up to {seen} times its median of the steps before.",
     healthy="gradient norm / running median: above {limit} in fewer than {steps} steps, or in less than {often} of "
     "the steps; norms up to {norm} do not count",
-    fix="inspect the batch of that step; a lower learning rate or update.max_grad_norm",
-    settings={"optimizer.learning_rate": calmer},
+    fix="inspect the batch of that step; a lower optimizer.learning_rate or update.max_grad_norm",
+    settings={"optimizer.learning_rate": calmer()},
     source="RAGEN 2504.20073; rlprobe; rldoctor",
     explains=["value-loss-spike"],
 )
