@@ -1,6 +1,7 @@
 """Write docs/diagnosis: a page for each of the doctor's rules, and an index by symptom.
 
-    python -m benchmarks.diagnosis                      the pages, from the rules and docs/diagnosis/prose.toml
+    python -m benchmarks.diagnosis                      the pages, from the rules and docs/diagnosis/prose.toml, and
+                                                        the columns that suffice for each rule
     python -m benchmarks.diagnosis --runs runs/faults   the pictures first, from the runs of benchmarks/faults
     python -m benchmarks.diagnosis --runs runs/episodes those of rules on episodes, from its folder episodes/trained
 
@@ -32,6 +33,10 @@ from cavesson.findings.fixes import advice
 from cavesson.findings.words import number
 
 FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
+SUFFICIENT = Path(cavesson.__file__).parent / "record" / "write" / "sufficient.toml"
+"""Read by recorders, which cannot import the doctor."""
+OTHERS = ("info.", "turns.")
+"""What a recorder does not know of: settings, and the turns of episodes, which most loops do not have."""
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
 .healthy{fill:#7fbf9b;opacity:.25}.grid{stroke:#8884}.curve{fill:none;stroke:#17857b;stroke-width:1.8}
 rect.between{fill:#c8473a;opacity:.12}path.onset{stroke:#c8473a;stroke-dasharray:4 3}text.onset{fill:#c8473a}"""
@@ -243,6 +248,16 @@ def _described(case: Case, reading: Reading, is_drawn: bool) -> dict[str, Any]:
     return found | curve | since | {"words": words | {"seen": number(reading.seen)}}
 
 
+def sufficient() -> str:
+    """Return the smallest sets of columns that suffice for each rule, without rules on episodes and settings."""
+    lines = ["# Which columns suffice for each rule of the doctor. Written by python -m benchmarks.diagnosis."]
+    for rule in RULES:
+        sets = [sorted(one) for one in smallest_sets(rule) if not any(name.startswith(OTHERS) for name in one)]
+        if sets:
+            lines.append(f"{rule.name} = {json.dumps(sets)}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Write the pages, and the pictures if runs are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -258,6 +273,7 @@ def main() -> None:
         (given.out / "pictures.json").write_text(text + "\n", "utf-8")
     for name, text in pages(pictures).items():
         (given.out / name).write_text(text, "utf-8")
+    SUFFICIENT.write_text(sufficient(), "utf-8")
     print(f"{len(RULES)} pages, {sum(picture['drawn'] for picture in pictures.values())} pictures in {given.out}")
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.diagnosis import FOLDER, LARGEST, pages, undecided
+from benchmarks.diagnosis import FOLDER, LARGEST, SUFFICIENT, pages, sufficient, undecided
 from cavesson.doctor.rules import RULES
 
 PICTURES = json.loads((FOLDER / "pictures.json").read_text("utf-8"))
@@ -21,6 +21,10 @@ def test_the_pages_are_those_that_the_rules_make():
     wrong = [name for name in made.keys() | committed.keys() if made.get(name) != committed.get(name)]
     assert wrong == [], "run python -m benchmarks.diagnosis"
     assert len(made) == len(RULES) + 1
+
+
+def test_a_recorder_knows_which_columns_suffice_for_each_rule():
+    assert SUFFICIENT.read_text("utf-8") == sufficient(), "run python -m benchmarks.diagnosis"
 
 
 def test_what_a_record_cannot_show_is_said_of_numbers_that_have_a_rule():

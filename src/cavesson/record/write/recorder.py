@@ -28,6 +28,7 @@ from cavesson.record.write.fallback_folder import recover
 from cavesson.record.write.inputs import GIVEN_ROWS, check_names, checked_tokens, checked_turns
 from cavesson.record.write.journal import Journal
 from cavesson.record.write.lock import Lock
+from cavesson.record.write.unrecorded import best_addition
 from cavesson.record.write.writing import (
     Call,
     Metrics,
@@ -106,6 +107,7 @@ class Recorder:
             raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
         self.place = self._files.root
+        self._given: set[str] = set()
         self._own_lock = Lock(self._files) if lock is None and not rank else None
         self._lock = lock or self._own_lock
         if self._lock is not None:
@@ -162,6 +164,7 @@ class Recorder:
         measured = bool(tokens)  # without tokens, even their number is unknown
         columns = checked_tokens(tokens, rows)
         lines = {} if turns is None else checked_turns(turns, rows["sample"], first)
+        self._given |= {f"rows.{name}" for name in rows} | {f"tokens.{name}" for name in tokens}
         self._claim("rows", step, np.asarray(rows["sample"]).tolist())
         self._put(partial(flattened, step, dict(rows), columns, measured, lines))
 
@@ -173,6 +176,7 @@ class Recorder:
         """
         if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
             raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is reserved for the recorder")
+        self._given.update(f"steps.{name}" for name in metrics)
         self._claim("steps", step, metrics)
         self._put(partial(Metrics, step, dict(metrics)))
 
@@ -193,7 +197,14 @@ class Recorder:
             self._merger.close()
             if self._own_lock is not None:
                 self._own_lock.release()
+                self._name_what_is_missing()
         self._raise_error()
+
+    def _name_what_is_missing(self) -> None:
+        """Say which columns would tell the doctor more about a loop; a trainer or a hook brings its own lock."""
+        addition = best_addition(self._given) if "rows.reward" in self._given else None
+        if addition is not None:
+            _LOGGER.warning("%s: %s", self.place, addition)
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +265,7 @@ class Recorder:
     def _work(self) -> None:
         given = None
         while given is not _Order.STOP:
-            given = self._given()
+            given = self._next()
             # Calls after a failed one are still written if possible: they were queued before the error was known.
             if isinstance(given, _Order):
                 self._unless_it_fails(self._write)
@@ -264,7 +275,7 @@ class Recorder:
         if self._journal is not None:
             self._journal.close(keep=self._error is not None)
 
-    def _given(self) -> Callable[[], Call] | _Order:
+    def _next(self) -> Callable[[], Call] | _Order:
         """Wait for the next call; write the earlier ones when they are due."""
         while self._pending:
             try:
