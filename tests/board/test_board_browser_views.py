@@ -94,29 +94,30 @@ def test_light_and_dark_are_chosen_and_kept(browser, board_told):
 
 
 def finding(id, **changes):
-    words = {"severity": "note", "title": id, "text": "No place.", "seen": "9", "healthy": "below 8"}
-    nothing = {"steps": None, "rollouts": [], "fix": "", "counterparts": None, "source": "", "explains": []}
-    return {"id": id} | words | nothing | changes
+    words = {"severity": "note", "title": id, "cause": "No place.", "seen": "9", "healthy": "below 8"}
+    nothing = {"since_step": None, "since_between": None, "evidence": [], "fix": "", "trainer_setting_names": None}
+    return {"rule": id, "source": "", "explains": []} | words | nothing | changes
 
 
 def diagnosis(*findings, summary="Not judged: 3 of 76 rules."):
-    return {"summary": summary, "not_excluded": [["the critic does not learn", "record it"]], "findings": findings}
+    not_excluded = [["the critic does not learn", "record it"]]
+    return {"summary": summary, "not_excluded": not_excluded, "last_step": 6, "findings": findings}
 
 
 FINDINGS = [
     finding(
         "KL runs away",
         severity="error",
-        text="It rose to <b>9</b>.",
-        steps=[4, 6],
-        between=[3, 5],
-        rollouts=[{"step": 5, "sample": 3, "token": 2}],
+        cause="It rose to <b>9</b>.",
+        since_step=4,
+        since_between=[3, 5],
+        evidence=[{"step": 5, "sample": 3, "start": 2}],
         fix="kl.coef = 0.1",
-        counterparts=["in TRL", "kl.coef → beta"],
+        trainer_setting_names={"trainer": "TRL", "settings": {"kl.coef": "beta"}},
         explains=["The reward falls", "Loops"],
         source="A paper",
     ),
-    finding("A note", between=[2, 2]),
+    finding("A note", since_between=[2, 2]),
     finding("Another"),
 ]
 
@@ -180,7 +181,7 @@ def test_what_the_doctor_could_not_judge_is_said_first_as_on_the_command_line(br
 def test_where_nothing_was_found_it_is_said_how_much_was_looked_at(browser, board_told, summary):
     """Without a summary, which files of earlier versions lack, nothing is shown rather than that all is well."""
     with opened(browser, board_told.address) as page:
-        said = {name: {"summary": summary, "not_excluded": [], "findings": []} for name in LANGUAGES}
+        said = {name: {"summary": summary, "not_excluded": [], "last_step": 0, "findings": []} for name in LANGUAGES}
         page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=said))
         page.goto(f"{board_told.address}/overview")
         page.locator(".plot canvas").first.wait_for()

@@ -52,22 +52,23 @@ def found(board):
 def test_before_the_first_look_there_is_nothing_and_then_what_it_saw(run, board):
     assert found(board) is None
     look(str(run), file_of(run), "v")
-    assert "double-start" in [finding["id"] for finding in found(board)["en"]["findings"]]
+    assert "double-start" in [finding["rule"] for finding in found(board)["en"]["findings"]]
 
 
 def test_a_finding_says_everything_in_every_language(run, board):
     look(str(run), file_of(run), "v")
     answer = found(board)
     assert tuple(answer) == LANGUAGES
-    by_language = {name: {one["id"]: one for one in said["findings"]} for name, said in answer.items()}
+    by_language = {name: {one["rule"]: one for one in said["findings"]} for name, said in answer.items()}
     assert by_language["en"].keys() == by_language["zh"].keys() == by_language["vi"].keys()
     one = by_language["en"]["double-start"]
     assert one["severity"] == "error"
-    assert one["steps"] == [0, 3]
-    assert one["rollouts"][0] == {"step": 0, "sample": 0, "token": None}
+    assert (one["since_step"], answer["en"]["last_step"]) == (0, 3)
+    evidence = {"step": 0, "sample": 0, "start": None, "stop": None, "view": "tokens?step=0&sample=0"}
+    assert one["evidence"][0] == evidence
     assert one["seen"] == "100 %"
     assert "add_special_tokens=False" in one["fix"]
-    for name in ("title", "text", "healthy", "fix"):
+    for name in ("title", "cause", "healthy", "fix"):
         assert len({by_language[one]["double-start"][name] for one in LANGUAGES}) == 3
 
 

@@ -132,9 +132,10 @@ def test_terminal_page_and_board_show_them(diagnosed, name):
     show(Console(file=out, width=1000), *diagnosed["TRL"], words)
     assert f"{LABELS[name]} {NAMED}" in {" ".join(line.split()) for line in out.getvalue().splitlines()}
     assert f'<dt>{LABELS[name]}</dt><dd class="fix">{NAMED}</dd>' in page(*diagnosed["TRL"], words)
-    on_board = [for_board(one, 23, words.phrase) for one in findings_in(diagnosed["TRL"][1], words)]
-    (one,) = [one for one in on_board if one["id"] == "clip-fraction-high"]
-    assert one["counterparts"] == (LABELS[name], NAMED)
+    on_board = [for_board(one) for one in findings_in(diagnosed["TRL"][1], words)]
+    (one,) = [one for one in on_board if one["rule"] == "clip-fraction-high"]
+    settings = {"optimizer.learning_rate": "learning_rate", "update.epochs": "num_ppo_epochs"}
+    assert one["trainer_setting_names"] == {"trainer": "TRL", "settings": settings}
 
 
 def test_json_has_them_by_setting(diagnosed):
@@ -152,6 +153,6 @@ def test_a_run_of_ours_shows_nothing(diagnosed):
     show(Console(file=out, width=1000), *diagnosed["Cavesson"], language("en"))
     assert "→" not in out.getvalue() and "<dt>in " not in page(*diagnosed["Cavesson"], language("en"))
     found = findings_in(diagnosed["Cavesson"][1], language("en"))
-    assert found and all(for_board(one, 23, str)["counterparts"] is None for one in found)
+    assert found and all(for_board(one)["trainer_setting_names"] is None for one in found)
     found = plain(*diagnosed["Cavesson"], language("en"))["findings"]
     assert found and all(one["trainer_setting_names"] is None for one in found)

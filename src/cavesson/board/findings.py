@@ -4,7 +4,6 @@ from typing import Any
 
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import RunQuery
-from cavesson.doctor.words import language
 from cavesson.findings.report import for_board
 from cavesson.findings.stored import findings_file, read_findings
 from cavesson.record.read.index_folder import fingerprint
@@ -32,7 +31,8 @@ def _read(run: OpenRun) -> dict[str, Any] | None:
         name: {
             "summary": seen.summary.get(name, ""),
             "not_excluded": seen.not_excluded.get(name, ()),
-            "findings": [for_board(finding, seen.last_step, language(name).phrase) for finding in found],
+            "last_step": seen.last_step,
+            "findings": [for_board(finding) for finding in found],
         }
         for name, found in seen.found.items()
     }

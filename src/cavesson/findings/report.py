@@ -124,26 +124,18 @@ def plain(finding: Finding) -> dict[str, Any]:
     }
 
 
-def for_board(finding: Finding, last_step: int, say: Say) -> dict[str, Any]:
-    """Return a finding as the board's page reads it; `last_step` is the last one that was examined."""
-    began = finding.since_step
-    return {
-        "id": finding.rule,
-        "severity": finding.severity,
-        "title": finding.title,
-        "text": finding.cause,
-        "steps": None if began is None else (began, max(last_step, began)),
-        "between": finding.since_between,
-        "rollouts": [
-            {"step": one.step, "sample": one.sample, "token": one.start}
-            for one in finding.evidence
-            if one.sample is not None
-        ],
+_SHOWN_ON_BOARD = (
+    "rule", "severity", "title", "cause", "since_step", "since_between", "healthy", "fix", "trainer_setting_names",
+    "source",
+)  # fmt: skip
+
+
+def for_board(finding: Finding) -> dict[str, Any]:
+    """Return what the board's page shows of a finding, under the names of `plain`; `seen` and `explains` are texts."""
+    everything = plain(finding)
+    return {name: everything[name] for name in _SHOWN_ON_BOARD} | {
         "seen": finding.shown,
-        "healthy": finding.healthy,
-        "fix": finding.fix,
-        "counterparts": finding.trainer_setting_names and in_trainer(finding, say),
-        "source": finding.source,
+        "evidence": [one for one in everything["evidence"] if one["sample"] is not None],
         "explains": list(finding.explains.values()),
     }
 

@@ -288,37 +288,40 @@ export interface Comparison {
   differences: { edges: number[]; counts: number[] } | null;
 }
 
+/** A finding, under the names of `cavesson doctor --json`. */
 export interface Finding {
-  id: string;
+  rule: string;
   severity: "error" | "warning" | "note";
   title: string;
-  text: string;
-  steps: Steps | null;
+  cause: string;
+  since_step: number | null;
   /** it began between these, with a probability of 90 %; null if that was not estimated */
-  between: Steps | null;
-  /** where to look, and from which token on */
-  rollouts: (RolloutKey & { token: number | null })[];
+  since_between: Steps | null;
+  /** the rollouts to look at, and from which token on */
+  evidence: (RolloutKey & { start: number | null })[];
   seen: string;
   /** what the number seen is, and where it is healthy */
   healthy: string;
   fix: string;
-  /** a label, and what the settings of the fix are called in the run's trainer */
-  counterparts: [label: string, names: string] | null;
+  /** what the settings of the fix are called in the run's trainer; null if it is Cavesson, or not known */
+  trainer_setting_names: { trainer: string; settings: Record<string, string> } | null;
   source: string;
   /** titles of its consequences */
   explains: string[];
 }
 
-/** What the doctor found, by language; null while it has not looked. */
 /** What the doctor says of a run in one language. */
 export interface Diagnosis {
   /** how much could not be judged, and how many rules found something; empty in files of earlier versions */
   summary: string;
   /** failures that cannot be excluded, each with what would exclude it */
   not_excluded: [string, string][];
+  /** the last step that was examined */
+  last_step: number;
   findings: Finding[];
 }
 
+/** What the doctor found, by language; null while it has not looked. */
 export type Findings = Record<string, Diagnosis> | null;
 
 /** Something was added to a run. */

@@ -2,8 +2,9 @@
 
 import { useCallback, useState } from "preact/hooks";
 import { onRest } from "../api/client";
-import type { Finding, Hits, Series } from "../api/types";
+import type { Diagnosis, Finding, Hits, Series, Steps } from "../api/types";
 import { useText } from "../i18n";
+import { stepsOf } from "../maths/findings";
 import { number, whole } from "../maths/format";
 import { clamp, finite } from "../maths/numbers";
 import { nearestStep, pairs, placeOf } from "../maths/series";
@@ -15,7 +16,7 @@ import { Picture } from "./picture";
 interface Props {
   series: Series;
   step: number;
-  findings: Finding[];
+  diagnosis: Diagnosis;
   hits: Hits | null;
   onStep: (step: number) => void;
   /** when the pointer rests on a step */
@@ -25,7 +26,7 @@ interface Props {
 const HEIGHT = 44;
 const EDGE = 10;
 
-export function Timeline({ series, step, findings, hits, onStep, onPoint }: Props) {
+export function Timeline({ series, step, diagnosis, hits, onStep, onPoint }: Props) {
   const t = useText();
   const colours = usePalette();
   const [hover, setHover] = useState<number | null>(null);
@@ -37,8 +38,8 @@ export function Timeline({ series, step, findings, hits, onStep, onPoint }: Prop
     return nearestStep(points, clamp(value, start, end));
   };
   const curve = useCallback(
-    (pen: Pen, width: number, height: number): void => draw(pen, width, height, { series, findings, hits }, colours),
-    [series, findings, hits, colours],
+    (pen: Pen, width: number, height: number): void => draw(pen, width, height, { series, diagnosis, hits }, colours),
+    [series, diagnosis, hits, colours],
   );
   const place = (at: number) => ({ left: `${(100 * (at - start)) / (end - start || 1)}%` });
   const shown = hover ?? step;
@@ -46,7 +47,10 @@ export function Timeline({ series, step, findings, hits, onStep, onPoint }: Prop
   const recorded = points[at] && shown >= points[at][0] && shown <= points[at][1];
   const reward = recorded && series.rollups["reward"]?.mean[at];
   const searched = hits?.step.indexOf(shown) ?? -1;
-  const found = findings.filter((finding) => finding.steps && shown >= finding.steps[0] && shown <= finding.steps[1]);
+  const found = diagnosis.findings.filter((finding) => {
+    const lasts = stepsOf(finding, diagnosis);
+    return lasts && shown >= lasts[0] && shown <= lasts[1];
+  });
   return (
     <div class="timeline">
       <Picture
@@ -82,12 +86,12 @@ export function Timeline({ series, step, findings, hits, onStep, onPoint }: Prop
 
 interface Shown {
   series: Series;
-  findings: Finding[];
+  diagnosis: Diagnosis;
   hits: Hits | null;
 }
 
 function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Palette): void {
-  const { series, hits } = shown;
+  const { series, diagnosis, hits } = shown;
   const steps = series.step;
   const rollup = series.rollups["reward"];
   if (steps.length === 0 || !rollup) return;
@@ -101,7 +105,10 @@ function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Pa
   pen.area([...points(rollup.q75), ...points(rollup.q25).reverse()], `${colours.accent}1c`);
   pen.line(points(rollup.mean), { colour: colours.accent, width: 1.3 });
   if (hits) drawHits(pen, height, hits, x, colours);
-  for (const finding of shown.findings) drawFinding(pen, height, finding, x, colours);
+  for (const finding of diagnosis.findings) {
+    const lasts = stepsOf(finding, diagnosis);
+    if (lasts) drawFinding(pen, height, finding.severity, lasts, x, colours);
+  }
 }
 
 function drawHits(pen: Pen, height: number, hits: Hits, x: Position, colours: Palette): void {
@@ -113,8 +120,14 @@ function drawHits(pen: Pen, height: number, hits: Hits, x: Position, colours: Pa
   });
 }
 
-function drawFinding(pen: Pen, height: number, { steps, severity }: Finding, x: Position, colours: Palette): void {
-  if (!steps) return;
+function drawFinding(
+  pen: Pen,
+  height: number,
+  severity: Finding["severity"],
+  steps: Steps,
+  x: Position,
+  colours: Palette,
+): void {
   const colour = { error: colours.bad, warning: colours.warm, note: colours.muted }[severity];
   pen.rect(x(steps[0]) - 1, height - 3, Math.max(3, x(steps[1]) - x(steps[0]) + 2), 3, colour);
 }

@@ -248,6 +248,7 @@ export const en = {
   notExcluded: "Cannot be excluded",
   findingSeen: "seen",
   findingFix: "change",
+  findingInTrainer: "in {trainer}",
   findingExplains: "explains",
   findingSource: "source",
   severity_error: "error",

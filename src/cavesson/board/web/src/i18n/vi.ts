@@ -246,6 +246,7 @@ export const vi: Dictionary = {
   notExcluded: "Không thể loại trừ",
   findingSeen: "đo được",
   findingFix: "nên sửa",
+  findingInTrainer: "trong {trainer}",
   findingExplains: "kéo theo",
   findingSource: "nguồn",
   severity_error: "lỗi",

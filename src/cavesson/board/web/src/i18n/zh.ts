@@ -242,6 +242,7 @@ export const zh: Dictionary = {
   notExcluded: "无法排除",
   findingSeen: "实测",
   findingFix: "修改",
+  findingInTrainer: "在 {trainer} 中",
   findingExplains: "由此引起",
   findingSource: "来源",
   severity_error: "错误",

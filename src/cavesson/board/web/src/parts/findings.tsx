@@ -2,6 +2,7 @@
 
 import type { Diagnosis, Finding, Steps } from "../api/types";
 import { type Translate, useText } from "../i18n";
+import { stepsOf } from "../maths/findings";
 import { visible } from "../maths/text";
 import { selectStep } from "../state/board";
 import { openTokens } from "./rollout-line";
@@ -23,7 +24,7 @@ export function Findings({ run, diagnosis }: { run: number; diagnosis: Diagnosis
       <NotExcluded failures={diagnosis.not_excluded} />
       <ul>
         {findings.map((finding) => (
-          <One key={finding.id} run={run} finding={finding} />
+          <One key={finding.rule} run={run} finding={finding} steps={stepsOf(finding, diagnosis)} />
         ))}
       </ul>
     </section>
@@ -51,9 +52,9 @@ function NotExcluded({ failures }: { failures: Diagnosis["not_excluded"] }) {
   );
 }
 
-function One({ run, finding }: { run: number; finding: Finding }) {
+function One({ run, finding, steps }: { run: number; finding: Finding; steps: Steps | null }) {
   const t = useText();
-  const { severity, title, text, steps, between, rollouts } = finding;
+  const { severity, title, cause, since_between: between, evidence } = finding;
   const kind = t(`severity_${severity}`);
   return (
     <li>
@@ -69,12 +70,12 @@ function One({ run, finding }: { run: number; finding: Finding }) {
           {t(between[0] === between[1] ? "onsetAt" : "onsetBetween", { first: between[0], last: between[1] })}
         </span>
       )}
-      <p class="muted">{visible(text)}</p>
+      <p class="muted">{visible(cause)}</p>
       <Details finding={finding} />
-      {rollouts.length > 0 && (
+      {evidence.length > 0 && (
         <span class="chips">
-          {rollouts.slice(0, MOST).map(({ step, sample, token }) => (
-            <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, token)}>
+          {evidence.slice(0, MOST).map(({ step, sample, start }) => (
+            <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, start)}>
               {t("stepNumber", { step })} · {t("sampleNumber", { sample })}
             </button>
           ))}
@@ -87,9 +88,10 @@ function One({ run, finding }: { run: number; finding: Finding }) {
 /** The number seen against the healthy range, what to change, also in the run's trainer, what follows, and who says so. */
 function Details({ finding }: { finding: Finding }) {
   const t = useText();
+  const theirs = finding.trainer_setting_names;
   const lines = [
     [t("findingFix"), finding.fix],
-    finding.counterparts ?? ["", ""],
+    theirs ? [t("findingInTrainer", { trainer: theirs.trainer }), namesOf(theirs.settings)] : ["", ""],
     [t("findingExplains"), finding.explains.join(", ")],
     [t("findingSource"), finding.source],
   ];
@@ -111,6 +113,12 @@ function Details({ finding }: { finding: Finding }) {
       </dl>
     </details>
   );
+}
+
+function namesOf(settings: Record<string, string>): string {
+  return Object.entries(settings)
+    .map(([setting, name]) => `${setting} → ${name}`)
+    .join("; ");
 }
 
 function stepsNamed(t: Translate, [first, last]: Steps): string {

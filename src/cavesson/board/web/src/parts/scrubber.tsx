@@ -13,7 +13,7 @@ import { useRoute } from "../state/router";
 import { VERIFYING_MS } from "../state/rows";
 import { splitOf } from "../state/selection";
 
-const NONE: Diagnosis = { summary: "", not_excluded: [], findings: [] };
+const NONE: Diagnosis = { summary: "", not_excluded: [], last_step: 0, findings: [] };
 
 export function useDiagnosis(run: number): Diagnosis {
   const version = useVersion(run);
@@ -42,7 +42,7 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
   const run = useRun();
   const step = useStep();
   const series = useSeries(run.run);
-  const { findings } = useDiagnosis(run.run);
+  const diagnosis = useDiagnosis(run.run);
   const { view, query } = useRoute();
   const { q, regex, filter } = query;
   const asked = { split: splitOf(query), q, regex, filter };
@@ -71,7 +71,7 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
       <Timeline
         series={series}
         step={step}
-        findings={findings}
+        diagnosis={diagnosis}
         hits={searching ? hits : null}
         onStep={selectStep}
         onPoint={onPoint}

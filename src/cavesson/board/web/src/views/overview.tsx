@@ -81,7 +81,9 @@ export function Overview() {
 function marksOf(findings: Finding[], colours: Palette): Mark[] {
   const severity = { error: colours.bad, warning: colours.warm, note: colours.muted };
   return findings.flatMap((finding) =>
-    finding.steps ? [{ step: finding.steps[0], title: finding.title, colour: severity[finding.severity] }] : [],
+    finding.since_step === null
+      ? []
+      : [{ step: finding.since_step, title: finding.title, colour: severity[finding.severity] }],
   );
 }
 
