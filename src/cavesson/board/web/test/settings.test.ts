@@ -61,7 +61,18 @@ test("what is recorded beside the settings does not hide a setting of the same n
 });
 
 const pattern = (text: string, ...share: (number | null)[]): Pattern => ({
-  ...{ text, share, kind: "word", first: 0, last: 0, growth: 0, reward_effect: 0, reward_effect_sd: 0, reward_effect_interval: null, rows: 1 },
+  ...{
+    text,
+    share,
+    kind: "word",
+    first: 0,
+    last: 0,
+    growth: 0,
+    reward_effect: 0,
+    reward_effect_sd: 0,
+    reward_effect_interval: null,
+    rows: 1,
+  },
 });
 
 test("patterns whose curves lie on top of each other share a line", () => {
