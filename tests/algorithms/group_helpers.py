@@ -106,6 +106,7 @@ def trl_trainer(kind: str, **settings: Any) -> Any:
     }
     extra = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1, **settings.pop("args", {})}
     trainer = SimpleNamespace(**{**known, "args": SimpleNamespace(**extra), **settings})
+    trainer.get_off_policy_mask = getattr(getattr(trl, kind), "get_off_policy_mask", None)
     trainer.loss = lambda inputs: getattr(trl, kind)._compute_loss(trainer, None, inputs)
     return trainer
 

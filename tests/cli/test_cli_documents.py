@@ -37,9 +37,14 @@ FLAGS = {
     "grpo": [
         *GROUPS,
         *("--grpo.overlong", "penalty", "--grpo.overlong_buffer", "2", "--grpo.importance", "2"),
+        *("--grpo.dual_clip", "3", "--grpo.off_policy_kl", "1"),
         *HELD_OUT,
     ],
-    "rloo": [*GROUPS, "--rloo.importance", "2", *HELD_OUT],
+    "rloo": [
+        *GROUPS,
+        *("--rloo.importance", "2", "--rloo.dual_clip", "3", "--rloo.off_policy_kl", "1"),
+        *HELD_OUT,
+    ],
     "raft": ["--raft.k", "2", "--reference.kind", "copy", *HELD_OUT],
     "sft": ["--data.columns.response", "chosen", *PAIRS],
     "reward-model": PAIRS,

@@ -37,6 +37,10 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "grpo", "grpo__resample": 2, "rewards": "rare", "samples_per_prompt": 3, "batch_size": 9,
         "update__epochs": 1, "update__mini_batches": 2, "update__micro_batch_size": 2,
     },
+    "grpo, parts of the reward": {
+        "algorithm": "grpo", "shaping__parts": "normalised", "rewards": "parts", "samples_per_prompt": 3,
+        "batch_size": 9, "grpo__scale": "batch",
+    },
     "ppo, held-out prompts": {
         "algorithm": "ppo", "batch_size": 5, "data__validation": 0.84, "evaluation__every": 1,
         "update__micro_batch_size": 2,

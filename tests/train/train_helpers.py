@@ -134,6 +134,13 @@ def rare(prompts, responses, **columns):
     return [float(sum(map(ord, response)) % 5 == 0) for response in responses]
 
 
+def parts(prompts, responses, **columns):
+    return {
+        "letters": [100.0 * len(one) for one in responses],
+        "even": [None if sum(map(ord, one)) % 3 == 0 else float(len(one) % 2 == 0) for one in responses],
+    }
+
+
 def same(prompts, responses, **columns):
     return [0.5] * len(responses)
 

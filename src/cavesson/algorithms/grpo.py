@@ -7,11 +7,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from cavesson.algorithms.base import Loss
-from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
-from cavesson.algorithms.runs import RolloutRun
+from cavesson.algorithms.grouped import GroupAlgorithm, GroupRun
 from cavesson.algorithms.settings import CoefficientSettings
 from cavesson.errors import UserError
-from cavesson.ops import kl, ratios
+from cavesson.ops import kl, losses, ratios
 from cavesson.ops.groups import centred, group_stds, over_mean
 from cavesson.ops.token_rewards import penalised, soft_overlong
 from cavesson.processes import Processes
@@ -35,6 +34,9 @@ class GRPO(GroupAlgorithm):
     limit"""
     ratio: Literal["token", "sequence"] = "token"
     """π/π_old of every token, or the geometric mean over its response (GSPO)"""
+    loss_type: Literal["clipped", "cispo"] = "clipped"
+    """"clipped": PPO's clipped loss; a token whose ratio is clipped has no gradient. "cispo": log π, weighted by the
+    ratio up to 1 + clip_high, so that every token has a gradient"""
     overlong: Literal["keep", "filter", "penalty"] = "keep"
     """responses cut at the length limit: "keep" = train on them; "filter" = do not; "penalty" = subtract up to 1 from
     the reward of all long responses"""
@@ -45,6 +47,9 @@ class GRPO(GroupAlgorithm):
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; none = k3 in the loss and k1 in the reward, where only
     k1 has the gradient of the KL. In the loss, k1 has no gradient on average"""
+    kl_unbiased: bool = False
+    """multiply the KL of a token in the loss by its π/π_old, as tokens are sampled by π_old (arXiv:2512.02556); TRL's
+    `use_bias_correction_kl`"""
 
     @property
     def estimator(self) -> Literal["k1", "k2", "k3"]:
@@ -95,19 +100,27 @@ class GRPO(GroupAlgorithm):
         return torch.tensor(len(batch) * self._limit()) if self.normalise == "constant" else super().total(batch)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return the clipped policy loss, weighted by importance, + β · KL if it is in the loss; per token `[B, T]`."""
+        """Return the policy loss − entropy_coef · entropy, + β · KL if it is in the loss; per token `[B, T]`."""
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:
             ratio = ratios.sequence_token_ratio(scores.logprob, batch["logprob"], batch["learned"])
-        clipped = self.clipped(scores, batch, ratio)
-        loss, means = clipped.loss, dict(clipped.means)
+        learned = self.learned_loss(scores, batch, ratio)
+        loss, means = learned.loss, dict(learned.means)
         if self.kl_in == "loss" and "ref_logprob" in batch:
-            means["loss/kl"] = kl.ESTIMATORS[self.estimator](scores.logprob, batch["ref_logprob"])
-            loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
+            penalty = kl.ESTIMATORS[self.estimator](scores.logprob, batch["ref_logprob"])
+            if self.kl_unbiased:
+                penalty = penalty * ratios.token_ratio(scores.logprob, batch["logprob"])
+            means["loss/kl"] = penalty
+            loss = loss + batch["kl_coef"][:, None] * penalty
         # A response has a single ratio, which its first token has too, so a long one must not count more often.
         whole = {} if self.ratio == "token" else {"policy/ratio": means.pop("policy/ratio")[:, 0]}
-        return Loss(loss, {**means, "loss/total": loss}, clipped.maxima, whole)
+        return Loss(loss, {**means, "loss/total": loss}, learned.maxima, {**learned.response_means, **whole})
+
+    def policy_loss(self, scores: Scores, batch: Batch, ratio: Tensor) -> Tensor:
+        if self.loss_type == "cispo":
+            return losses.weighted_likelihood(scores.logprob, ratio, batch["advantage"], self.clip_high)
+        return super().policy_loss(scores, batch, ratio)
 
     def _compared(self, signal: Tensor, group: Tensor, processes: Processes) -> Tensor:
         if self.scale == "mean":
@@ -141,7 +154,7 @@ class PenaltySettings(CoefficientSettings):
     """β: weight of the KL, which `grpo.kl_in` puts in the loss or in the reward"""
 
 
-class GRPORun(RolloutRun):
+class GRPORun(GroupRun):
     """Train a model with GRPO: sample several responses to each prompt and make the better ones more likely."""
 
     penalty_settings: ClassVar[tuple[str, ...]] = ("grpo.kl_in", "grpo.kl_estimator")
@@ -152,8 +165,6 @@ class GRPORun(RolloutRun):
     """the algorithm"""
     kl: PenaltySettings = PenaltySettings()
     """the KL penalty, which keeps the policy close to the reference"""
-    update: OnePassSettings = OnePassSettings()
-    """how rollouts update the weights"""
 
     @property
     def algorithm(self) -> GRPO:
@@ -163,17 +174,26 @@ class GRPORun(RolloutRun):
 
     @property
     def rewards_are_scaled(self) -> bool:
-        return self.grpo.scale != "none" and self.grpo.kl_in == "loss"
+        return self.shaping.parts == "normalised" or (self.grpo.scale != "none" and self.grpo.kl_in == "loss")
 
     @property
     def kl_estimator(self) -> str:
         return self.grpo.estimator
 
     @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.kl.coef == 0 and self.grpo.kl_in == "reward":
+            raise ValueError('grpo.kl_in "reward" has no effect with kl.coef 0; set kl.coef')
+        if self.kl.coef == 0 or self.grpo.kl_in == "reward":
+            self.refuse("grpo.kl_unbiased", 'without a KL in the loss; set kl.coef, and grpo.kl_in to "loss"')
+        if self.grpo.loss_type == "cispo":
+            for name in ("clip_low", "dual_clip"):
+                self.refuse(f"grpo.{name}", 'with loss_type "cispo", which limits a ratio by clip_high only')
+        return self
+
+    @model_validator(mode="after")
     def _check_grpo(self) -> Self:
         grpo = self.grpo
-        if self.kl.coef == 0 and grpo.kl_in == "reward":
-            raise ValueError('grpo.kl_in "reward" has no effect with kl.coef 0; set kl.coef')
         if self.samples_per_prompt == 1 and ("group" in (grpo.baseline, grpo.scale) or grpo.resample):
             raise ValueError(
                 "samples_per_prompt 1 leaves nothing to compare a response with; set it to 2 or more, or "
@@ -201,6 +221,7 @@ class GRPORun(RolloutRun):
         lowers = {
             'grpo.kl_in "reward"': self.grpo.kl_in == "reward",
             'grpo.overlong "penalty"': self.grpo.overlong == "penalty",
+            'shaping.parts "normalised"': self.shaping.parts == "normalised",
             "shaping.subtract_query": self.shaping.subtract_query,
             "shaping.normalise": self.shaping.normalise,
             "shaping.missing_eos_penalty": self.shaping.missing_eos_penalty > 0,

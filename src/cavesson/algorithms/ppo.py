@@ -9,7 +9,7 @@ from cavesson.algorithms.importance import ImportanceAlgorithm
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import KLSettings
 from cavesson.models.settings import ValueSettings
-from cavesson.ops import kl, losses
+from cavesson.ops import kl, losses, ratios
 from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
 from cavesson.ops.token_rewards import token_rewards
@@ -27,6 +27,8 @@ class PPO(ImportanceAlgorithm):
     """λ of generalised advantage estimation: 0 uses the critic's estimates only, 1 the observed rewards only"""
     clip: float = Field(0.2, gt=0)
     """ε of the clipped policy loss"""
+    dual_clip: float | None = Field(None, gt=1)
+    """largest ratio that a negative advantage is multiplied by (arXiv:1912.09729); none = no limit"""
     value_clip: float = Field(0.2, gt=0)
     """largest change of a value before its loss is clipped"""
     value_coef: float = Field(0.1, ge=0)
@@ -46,6 +48,12 @@ class PPO(ImportanceAlgorithm):
     def reads_penalty(self) -> bool:
         return True
 
+    @model_validator(mode="after")
+    def _check_dual_clip(self) -> Self:
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip:
+            raise ValueError(f"dual_clip {self.dual_clip:g} must be above 1 + clip, {1 + self.clip:g}")
+        return self
+
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
         mask = rollouts["learned"]
@@ -62,10 +70,11 @@ class PPO(ImportanceAlgorithm):
         """Return clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
         assert scores.value is not None
         old, old_value, returns = batch["logprob"], batch["value"], batch["return"]
-        policy_loss = self.weighted(losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip), batch)
+        ratio = ratios.token_ratio(scores.logprob, old)
+        clipped_loss = losses.clipped_ratio(ratio, batch["advantage"], self.clip, self.clip, self.dual_clip)
+        policy_loss = self.weighted(clipped_loss, batch)
         value_loss = losses.clipped_value(scores.value, old_value, returns, self.value_clip)
         total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
-        ratio = (scores.logprob - old).exp()
         clipped = (ratio.clamp(1 - self.clip, 1 + self.clip) - ratio) * batch["advantage"]
         unclipped_value_loss = 0.5 * (scores.value - returns) ** 2
         value_clipped = ((scores.value - old_value).abs() > self.value_clip) & (value_loss > unclipped_value_loss)

@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from cavesson.algorithms.base import Loss
-from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
-from cavesson.algorithms.runs import RolloutRun
+from cavesson.algorithms.grouped import GroupAlgorithm, GroupRun
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
 from cavesson.ops.token_rewards import penalised
@@ -57,15 +56,15 @@ class RLOO(GroupAlgorithm):
         return torch.tensor(len(batch))
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return the clipped policy loss of every token, or of its whole response, `[B, T]`."""
+        """Return the policy loss of every token, or of its whole response, `[B, T]`."""
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:
             ratio = ratios.response_token_ratio(scores.logprob, batch["logprob"], batch["learned"])
-        return self.clipped(scores, batch, ratio)
+        return self.learned_loss(scores, batch, ratio)
 
 
-class RLOORun(RolloutRun):
+class RLOORun(GroupRun):
     """Train a model with RLOO: sample several responses to each prompt and make the better ones more likely."""
 
     penalty_settings: ClassVar[tuple[str, ...]] = ("rloo.kl_estimator",)
@@ -74,8 +73,6 @@ class RLOORun(RolloutRun):
     """responses per prompt and step: the group size"""
     rloo: RLOO = RLOO()
     """the algorithm"""
-    update: OnePassSettings = OnePassSettings()
-    """how rollouts update the weights"""
 
     @property
     def kl_estimator(self) -> str:

@@ -200,6 +200,13 @@ class RolloutRun(RunSettings):
         return self.environment.longest(self.sampling.longest)
 
     @model_validator(mode="after")
+    def _check_importance(self) -> Self:
+        if isinstance(self.algorithm, ImportanceAlgorithm) and not self.algorithm.importance:
+            for name in ("importance_level", "importance_mode"):
+                self.refuse(f"{self.section}.{name}", f"without importance weights; set {self.section}.importance")
+        return self
+
+    @model_validator(mode="after")
     def _check_episodes(self) -> Self:
         self.environment.longest(self.sampling.longest)
         return self
@@ -316,6 +323,16 @@ class RolloutRun(RunSettings):
             self.refuse("sampling.vllm.transfer", "with model.lora, as adapters are sent as files")
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
+        return self
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if self.shaping.parts == "normalised":
+            self.refuse("cleaning.discard_reward", 'with shaping.parts "normalised", which sums the parts, not rewards')
+            if self.samples_per_prompt == 1:
+                raise ValueError(
+                    'shaping.parts "normalised" compares the responses to a prompt: set samples_per_prompt'
+                )
         return self
 
     @model_validator(mode="after")

@@ -54,6 +54,18 @@ def group_stds(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[
     return (_sums(centred(rewards, group) ** 2, rows) / (_sizes(rows) - 1).clamp_min(1.0)).sqrt()
 
 
+def standardised(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return (r_i − mean) / (std + 1e-4) within each response's group (GDPO, arXiv:2601.05242; TRL for 1e-4).
+
+    A reward that is NaN is not there: it changes no statistic, and its result is 0.
+    """
+    given = ~rewards.isnan()
+    rewards, group = rewards[given], group[given]
+    return torch.zeros_like(given, dtype=rewards.dtype).masked_scatter(
+        given, centred(rewards, group) / (group_stds(rewards, group) + 1e-4)
+    )
+
+
 def varied(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Return whether the rewards in each response's group differ.
 

@@ -50,21 +50,34 @@ def response_token_ratio(
 
     The value at every token is the ratio of its response; the gradient flows only through the token's own
     log-probability, so that tokens can have weights. Averaged over a response, the gradient is that of ρ,
-    ρ·Σ_t ∇ log π(y_t). ρ is at most e^80, which float32 can represent.
+    ρ·Σ_t ∇ log π(y_t).
     """
-    ratio = log_ratio(logprob, old_logprob, mask).detach().clamp_max(80.0).exp()[:, None]
+    ratio = response_ratio(logprob, old_logprob, mask).detach()[:, None]
     return ratio * (1 + mask.sum(1, keepdim=True) * (logprob - logprob.detach()))
 
 
-def truncated_importance(
-    logprob: Float[Tensor, "B T"], sampler_logprob: Float[Tensor, "B T"], cap: float
-) -> Float[Tensor, "B T"]:
-    """Return min(π_old(y_t)/π_sampler(y_t), cap), without gradient (Ionides 2008, doi:10.1198/106186008X320456).
+def response_ratio(
+    logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
+) -> Float[Tensor, " B"]:
+    """Return ρ = π(y|x)/π_old(y|x) of whole responses, at most e^80, which float32 can represent."""
+    return log_ratio(logprob, old_logprob, mask).clamp_max(80.0).exp()
+
+
+def truncated_importance(ratio: Float[Tensor, "B T"], cap: float) -> Float[Tensor, "B T"]:
+    """Return min(π_old/π_sampler, cap), without gradient (Ionides 2008, doi:10.1198/106186008X320456).
 
     It corrects for a difference between the distribution that is sampled from and the one that is scored, whether due
     to a different inference engine, a different precision or a filter. The cap bounds the variance.
     """
-    return (logprob - sampler_logprob).detach().exp().clamp_max(cap)
+    return ratio.detach().clamp_max(cap)
+
+
+def masked_importance(ratio: Float[Tensor, "B T"], cap: float) -> Float[Tensor, "B T"]:
+    """Return π_old/π_sampler where it is at most the cap, else 0, without gradient: TRL's modes that end in "mask".
+
+    Tokens or responses that the policy made far likelier than their sampler are left out instead of being bounded.
+    """
+    return ratio.detach() * (ratio <= cap)
 
 
 def response_sum(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:

@@ -36,7 +36,7 @@ from cavesson.train.metrics import (
 )
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded
-from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
+from cavesson.train.rollouts import EVALUATION_STEP, normalised_parts, score_rollouts
 from cavesson.train.update import Chosen, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
 
@@ -203,8 +203,12 @@ class RolloutTrainer(Trainer):
             queries = query[0].tolist() if query else None
             return torch.tensor(self.shaping(rewards.tolist(), queries, ended.tolist()), dtype=torch.float64)
 
-        names = ["reward", "ended", *(["query_reward"] if "query_reward" in rollouts.batch else [])]
-        rewards = self.learner.processes.over_all(shaped, *(rollouts[name] for name in names))
+        processes = self.learner.processes
+        is_sum = self.shaping.settings.parts == "sum"
+        columns = [rollouts["reward"] if is_sum else normalised_parts(rollouts, processes), rollouts["ended"]]
+        if "query_reward" in rollouts.batch:
+            columns.append(rollouts["query_reward"])
+        rewards = processes.over_all(shaped, *columns)
         beta = torch.full((len(rollouts),), self.kl_coef or 0.0)
         return rollouts.with_columns(shaped_reward=rewards, kl_coef=beta)
 

@@ -13,6 +13,8 @@ from cavesson.data.prompts import PromptSet, padded_prompts
 from cavesson.errors import UserCodeError
 from cavesson.models.policy import Policy
 from cavesson.ops import kl
+from cavesson.ops.groups import standardised
+from cavesson.processes import Processes
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.engines.responses import Engine
 from cavesson.rollout.episodes import Episode, play
@@ -175,6 +177,21 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
         yield "kl_penalty", policy.reference_kl(batch)
     elif estimator is not None:
         yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
+
+
+def normalised_parts(rollouts: Rollouts, processes: Processes) -> Tensor:
+    """Return the weighted sum of the parts of every reward, each standardised within its group, `[B]` float64.
+
+    All processes call this together. A part that does not judge a response adds nothing to it.
+    """
+    # A reward may return other parts for other responses, and so in other processes.
+    mine = {name for part in rollouts.reward_parts for name in part}
+    total = torch.zeros(len(rollouts), dtype=torch.float64)
+    for name in sorted(set().union(*processes.of_all(mine))):
+        scores = _column([part.get(name) for part in rollouts.reward_parts])
+        weights = torch.tensor([weight.get(name, 0.0) for weight in rollouts.reward_weights], dtype=torch.float64)
+        total += weights * processes.over_all(standardised, scores, rollouts["group_in_step"])
+    return total
 
 
 def _unpadded(response_ids: Tensor, attended: Tensor) -> list[list[int]]:

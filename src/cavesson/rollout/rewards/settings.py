@@ -1,6 +1,6 @@
 """Settings of rewards, their weights, and the shaping of their sum."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,6 +56,9 @@ class RewardSettings(Settings):
 class ShapingSettings(Settings):
     """How the summed reward is changed before training uses it, in this order."""
 
+    parts: Literal["sum", "normalised"] = "sum"
+    """how the parts of the reward become one number: their weighted sum, or the weighted sum of every part's distance
+    from the mean of its group, in standard deviations of the group, so that no part drowns another (GDPO)"""
     subtract_query: bool = False
     """subtract the reward of an empty response to the same prompt, if the prompt dominates the score"""
     scale: bool = False
@@ -66,3 +69,9 @@ class ShapingSettings(Settings):
     """clip to [-clip, clip]"""
     missing_eos_penalty: float = Field(0.0, ge=0)
     """subtracted from the reward of responses that did not end by themselves; 0 = off"""
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if self.parts == "normalised":
+            self.refuse("subtract_query", 'with parts "normalised", which compares the responses to the same prompt')
+        return self
