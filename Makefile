@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Installing builds the board's page from these.
 PAGE := $(shell git ls-files src/cavesson/board/web)
 
-.PHONY: demo test test-all test-engines test-engines-quick gpu check bench bench-board clean FORCE
+.PHONY: demo test test-all test-engines test-engines-quick gpu check docs bench bench-board clean FORCE
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
@@ -35,10 +35,14 @@ gpu: $(INSTALLED)
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py
-	$(BIN)/ruff format --check src tests benchmarks examples recipes hatch_build.py
+	$(BIN)/ruff check src tests benchmarks docs/site examples recipes hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks docs/site examples recipes hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -c docs/site . build/site
+	@echo "open build/site/index.html"
 
 bench: $(INSTALLED) .venv-vllm/.installed
 	$(BIN)/python benchmarks/run.py
