@@ -81,7 +81,7 @@ def _helps(group: Any) -> Iterator[tuple[str, str]]:
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"})
     for name in group.list_commands(None):
         if not group.commands[name].hidden:
-            result = runner.invoke(commands, [name, "--help"])
+            result = runner.invoke(commands, [name, "--help"], prog_name="cavesson")
             assert result.exit_code == 0, (name, result.output)
             yield name, "\n".join(line.rstrip() for line in result.output.strip().splitlines())
 
