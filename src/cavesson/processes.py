@@ -219,7 +219,8 @@ class Processes:
             return column
         self._arrive()
         sizes = self._gathered(torch.tensor(column.shape))
-        sent = torch.zeros(torch.stack(sizes).amax(0).tolist(), dtype=_sendable(column.dtype))
+        dtype = torch.uint8 if column.dtype == torch.bool else column.dtype  # not every backend sends bool
+        sent = torch.zeros(torch.stack(sizes).amax(0).tolist(), dtype=dtype)
         sent[tuple(slice(size) for size in column.shape)] = column
         parts = [part[: int(size[0])] for part, size in zip(self._gathered(sent), sizes, strict=True)]
         return torch.cat(parts).to(column.dtype)
@@ -322,8 +323,3 @@ class Processes:
     def wait(self) -> None:
         self._arrive()
         wait_for_all()
-
-
-def _sendable(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values are exchanged; not every backend sends bool."""
-    return torch.uint8 if dtype == torch.bool else dtype

@@ -205,12 +205,9 @@ def _measured(record: Run) -> list[str]:
         except (OSError, pa.ArrowException, UserError):
             continue  # merged into a later segment in the meantime, or broken, which is reported when shown
         if tokens.num_rows:
-            return [name for name in tokens.column_names if not _is_empty(tokens[name])]
+            empty = {name: pc.all(tokens[name].is_null(nan_is_null=True)).as_py() for name in tokens.column_names}
+            return [name for name, is_empty in empty.items() if not is_empty]
     return []
-
-
-def _is_empty(column: pa.ChunkedArray) -> bool:
-    return bool(pc.all(pc.is_null(column, nan_is_null=True)).as_py())
 
 
 class Board:

@@ -101,7 +101,7 @@ class Form(NamedTuple):
 
 def answer_columns(tasks: Sequence[Task]) -> list[str]:
     """Return the columns that may have right answers."""
-    known = [name for name in COLUMNS if all(_filled(_value(task, name)) for task in tasks)]
+    known = [name for name in COLUMNS if all(_value(task, name) not in (None, "", [], {}) for task in tasks)]
     if known:
         return known
     names = [name for name in tasks[0].columns if name not in _NOT_ANSWERS] if tasks else []
@@ -192,10 +192,6 @@ def text(value: Any) -> str:
 
 def _value(task: Task, name: str) -> Any:
     return next(iter(reach(task.columns, name)), None)
-
-
-def _filled(value: Any) -> bool:
-    return value is not None and value not in ("", [], {})
 
 
 def _may_be_answer(task: Task, name: str) -> bool:

@@ -128,7 +128,7 @@ def _spoiled(examples: Sequence[Example], score: Score, good: Numbers, learned: 
     numbers = generator(0, Purpose.EXAMINATION)
     spoiled = {
         "shuffled": [_shuffled(one.good, numbers) for one in examples],
-        "truncated": [_half(one.good) for one in examples],
+        "truncated": [one.good[: len(one.good) // 2] for one in examples],
         "another's": [examples[(row + 1) % len(examples)].good for row in range(len(examples))],
         "empty": ["" for _ in examples],
     }
@@ -243,10 +243,6 @@ def _shuffled(text: str, numbers: np.random.Generator) -> str:
         words = list(text)
         return "".join(words[i] for i in numbers.permutation(len(words)))
     return " ".join(words[i] for i in numbers.permutation(len(words)))
-
-
-def _half(text: str) -> str:
-    return text[: len(text) // 2]
 
 
 def spread_out(count: int, wanted: int) -> Iterator[int]:

@@ -126,7 +126,8 @@ def short_settings(settings: Any, rollouts: int, steps: int, folder: Path) -> An
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},
     }
     if isinstance(settings, RolloutRun):
-        values["batch_size"] = _short_batch(settings, rollouts)
+        group = settings.smallest_batch
+        values["batch_size"] = max(group, min(rollouts, settings.batch_size) // group * group)
         changed |= _without_penalty(settings, values["batch_size"])
         changed["checkpoint"]["updates"] = 0
         # Settings that have no effect without a penalty, or with one optimiser step, would be rejected.
@@ -135,11 +136,6 @@ def short_settings(settings: Any, rollouts: int, steps: int, folder: Path) -> An
     for name, update in changed.items():
         values[name] = {**values.get(name, {}), **update}
     return check(type(settings), values, "the short run")
-
-
-def _short_batch(settings: RolloutRun, rollouts: int) -> int:
-    group = settings.smallest_batch
-    return max(group, min(rollouts, settings.batch_size) // group * group)
 
 
 def _without_penalty(settings: RolloutRun, batch: int) -> dict[str, dict[str, Any]]:

@@ -118,10 +118,9 @@ def _end(line: str, error: BaseException, exit_code: int) -> NoReturn:
     """Print what ended the command and how to continue, and exit."""
     said = visible("; ".join([line, *_resume_hint(error)]))
     # A launcher ends the other processes as soon as one has ended, and this line must still be printed.
-    with handling(_ignore, signal.SIGTERM):
-        leave_for_launcher(
-            said, exit_code
-        )  # first, because a launcher that restarts the process does not print the line
+    with handling(lambda number, frame: None, signal.SIGTERM):
+        # First, because a launcher that restarts the process does not print the line.
+        leave_for_launcher(said, exit_code)
         if isinstance(error, StoppedError):
             _print_once(f"cavesson: {said}")
         else:
@@ -154,10 +153,6 @@ def _print_traceback(error: Exception) -> None:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """End the command by an exception, so that it releases its resources."""
     raise TerminatedError
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 def _explained(error: Exception) -> str | None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 from uuid import uuid4
 
@@ -83,7 +82,7 @@ class _Launch:
 
     def run(self, storage: str) -> None:
         """Start all processes, and wait until they have ended; Ray Train keeps its own state in `storage`."""
-        with handling(self._note_signal, *SIGNALS):
+        with handling(lambda number, frame: self._signals.append(number), *SIGNALS):
             try:
                 if isinstance(self._settings, RolloutRun):
                     self._start_actors(self._settings)
@@ -101,9 +100,6 @@ class _Launch:
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             raise self._continued(f"Ray Train failed: {first_line(cause)}" if loss is None else loss) from error
-
-    def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
 
     def _start_actors(self, settings: RolloutRun) -> None:
         """Create the actors, which the processes find by their names."""

@@ -74,9 +74,10 @@ def show_row(
     for name, text in lines:
         grid.add_row(Text(name, "bold"), Text(visible(text), "yellow" if name == "warning" else ""))
     console.print(grid)
-    for sequence in sequences:
-        console.print(_title(sequence))
-        console.print(_tokens(sequence, tokenizer))
+    for shown in sequences:
+        learned = "" if "prompt" in shown.labels else f", {shown.labels.count('learned'):,} learned"
+        console.print(Text(f"{shown.title}: {len(shown.ids):,} tokens{learned}", "bold"))
+        console.print(_tokens(shown, tokenizer))
     console.print(Text(f"{BOUNDARY} ends a token, ↵ is a line break", "dim"))
 
 
@@ -143,11 +144,6 @@ def _glued(asked: Asked) -> Iterator[str]:
     before, after = str(asked.prompt)[-1:], [str(response)[:1] for response in asked.responses]
     if before.strip() and any(first.strip() for first in after):
         yield "there is no white space between prompt and response"
-
-
-def _title(shown: Shown) -> Text:
-    learned = "" if "prompt" in shown.labels else f", {shown.labels.count('learned'):,} learned"
-    return Text(f"{shown.title}: {len(shown.ids):,} tokens{learned}", "bold")
 
 
 def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:

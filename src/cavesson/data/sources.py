@@ -42,7 +42,7 @@ def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
     path = expanded(source.path)
     if source.subset is not None and path.exists():
         raise UserError(f"{source.path}: data.subset has no effect on files; it is for data sets of the Hub")
-    if _is_saved(path):
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():  # saved by `datasets`
         yield from _from_disk(path, source.split)
     elif files := _files(source.path, source.split):
         for file in files:
@@ -216,11 +216,6 @@ _SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-
-
-def _is_saved(path: Path) -> bool:
-    """Return whether this folder was saved by `datasets`."""
-    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _from_disk(path: Path, split: str) -> Iterator[Row]:

@@ -91,7 +91,8 @@ class Usage:
                 f"{fields.place}: data.columns maps {mapped!r}, which {format} does not read; remove it there"
             )
         if dropped:
-            raise UserError(f"{fields.place}: {_quoted(dropped)} would be dropped; {self._way_out(dropped)}")
+            columns = f"the column{'s' if len(dropped) > 1 else ''} {', '.join(map(repr, dropped))}"
+            raise UserError(f"{fields.place}: {columns} would be dropped; {self._way_out(dropped)}")
 
     def line(self) -> str:
         """Return e.g. `prompt ← question, system; to the rewards: answer; not used: source`, or "" before any row."""
@@ -136,7 +137,3 @@ def _is_said(name: str, fields: Fields) -> bool:
         return True
     messages = (message for one in read if isinstance(one, list) for message in one if isinstance(message, dict))
     return isinstance(value, str) and any(value in (one.get("content"), one.get("value")) for one in messages)
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return f"the column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -70,7 +70,8 @@ def demo(settings: PPORun) -> dict[str, Any]:
     console = Console()
     console.print(f"Loading {settings.model.path} …", highlight=False)
     training = Training(settings, prompts=TRAINING)
-    held_out = _held_out(training.collector)
+    of = training.collector
+    held_out = Collector(tokenize(HELD_OUT, of.tokenizer, 256), of.sampler, of.rewards, of.tokenizer)
     before = evaluate(held_out, SAMPLES_PER_OPENING)
     start = perf_counter()
     result = training.run()
@@ -84,11 +85,6 @@ def demo(settings: PPORun) -> dict[str, Any]:
     _draw(open_run(result.folder, allow_remote=True), result.folder / "curves.png")
     _print(console, summary, result.folder)
     return summary
-
-
-def _held_out(collector: Collector) -> Collector:
-    prompts = tokenize(HELD_OUT, collector.tokenizer, 256)
-    return Collector(prompts, collector.sampler, collector.rewards, collector.tokenizer)
 
 
 def _plain(rollouts: Rollouts) -> dict[str, list[Any]]:

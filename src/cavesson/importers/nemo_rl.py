@@ -33,7 +33,7 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     name = _FILE.search(place.path.name)
     if name is None:
         raise Broken("the step is unknown, because the file name does not begin with train_data_step or val_data_step")
-    flat = {key: _only(value) for key, value in record.items()}
+    flat = {key: one[0] if isinstance(one, list) and len(one) == 1 else one for key, one in record.items()}
     reward = flat.get("rewards")
     if reward is not None and not is_number(reward):
         raise Broken(f"'rewards' is {excerpt(reward)}, expected a number")
@@ -58,10 +58,6 @@ def _said(content: Any) -> list[Any]:
     messages = content if isinstance(content, list) else [content]
     roles = [message.get("role") for message in messages if isinstance(message, Mapping)]
     return messages[roles.index("assistant") :] if len(roles) == len(messages) and "assistant" in roles else []
-
-
-def _only(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list[int] | None, list[bool]]:

@@ -278,11 +278,7 @@ def wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def in_order(paths: list[Path]) -> list[Path]:
     """Sort paths by name, with numbers compared by value: 9.jsonl before 10.jsonl."""
-    return sorted(paths, key=lambda path: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(path)])
-
-
-def _parts(path: Path) -> list[str]:
-    return re.split(r"(\d+)", str(path))
+    return sorted(paths, key=lambda path: [(len(p) * p.isdigit(), p) for p in re.split(r"(\d+)", str(path))])
 
 
 def parse(line: bytes) -> Any:

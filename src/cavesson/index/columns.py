@@ -42,7 +42,7 @@ def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
     columns["gap"] = columns["reward"] - columns["ref_reward"]
     columns["prompt"] = _hashes(table["prompt"])
     # A column that was not measured in any of these rows is left out.
-    return {name: values for name, values in columns.items() if name in KEY or _any_measured(values)}
+    return {name: values for name, values in columns.items() if name in KEY or not _is_missing(values).all()}
 
 
 def append(folder: Path, state: State, columns: Mapping[str, Array], count: int) -> State:
@@ -121,7 +121,3 @@ def _hashes(column: pa.ChunkedArray) -> Array:
 def _is_missing(values: Array) -> Array:
     missing: Array = np.isnan(values) if values.dtype.kind == "f" else values == MISSING[values.dtype.str]
     return missing
-
-
-def _any_measured(values: Array) -> bool:
-    return not bool(_is_missing(values).all())

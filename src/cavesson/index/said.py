@@ -36,12 +36,8 @@ class CallTexts:
     def where(self, name: str, texts: Sequence[str], test: Test, narrow: bool, only: Array | None) -> Array:
         """Return [C] for which calls a text passes a test; a text that is missing does not.
 
-        Args:
-            name: One of ``SAID``.
-            texts: Only a text that contains one of these can pass, if ``narrow``.
-            test: Returns which of some texts pass.
-            narrow: Whether to read only rollouts that may contain one of the texts, as the index says.
-            only: [C] which calls are of interest; all of them if None.
+        With ``narrow``, only a text that contains one of ``texts`` can pass, so that only rollouts are read that may
+        contain one, as the index says. ``only`` [C] are the calls that are of interest; all of them if None.
         """
         found = np.zeros(len(self.calls.row), np.bool_)
         for some in _portions(self.snapshot, self.calls.row, texts, narrow, only):

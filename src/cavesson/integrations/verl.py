@@ -63,7 +63,9 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
     settings = {"trainer": "verl", "config": config} | ends_of(getattr(trainer, "tokenizer", None))
     write_run(folder, settings | ({"algorithm": algorithm} if algorithm else {}))
     recorder = Recorder(folder, lock=lock)  # an attempt begins with its first step, which `fit` reads from a checkpoint
-    module = sys.modules[_defining_class(trainer).__module__]
+    # The class that defines `fit` is in the module with the function that `fit` calls.
+    trains = next(kind for kind in type(trainer).__mro__ if "fit" in vars(kind))
+    module = sys.modules[trains.__module__]
     compute = vars(module)["compute_data_metrics"]
 
     @wraps(compute)
@@ -126,8 +128,3 @@ def _truths(others: Mapping[str, Any]) -> list[str | None] | None:
         return None
     found = [row.get("ground_truth") if isinstance(row, Mapping) else None for row in given]
     return [None if truth is None else str(truth) for truth in found]
-
-
-def _defining_class(trainer: Any) -> type:
-    """Return the class that defines ``fit``; its module contains the function that ``fit`` calls."""
-    return next(kind for kind in type(trainer).__mro__ if "fit" in vars(kind))

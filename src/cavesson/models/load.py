@@ -51,15 +51,11 @@ def load_causal(
     mapped: bool = False,
     device: str | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model, with dropout off.
+    """Load a causal language model from a folder, the Hub, "package:NAME" or "tiny", with dropout off.
 
-    Args:
-        path: folder, Hub name, "package:NAME" or "tiny".
-        gguf_file: name of the GGUF file inside the folder.
-        dtype: dtype of the forward pass.
-        quantization: "nf4" or "int8" stores the weights in 4 or 8 bits, with bitsandbytes.
-        mapped: whether to leave the weights in their files, see `mapped`, if that is possible.
-        device: where bitsandbytes quantizes the weights, which must stay there; None = a GPU, if there is one.
+    `quantization` "nf4" or "int8" stores the weights in 4 or 8 bits, with bitsandbytes, on the `device`, where they
+    must stay; None = a GPU, if there is one. `mapped` leaves the weights in their files if that is possible, see
+    `mapped`.
 
     Raises:
         UserError: there is no such model, or it has no language-model head.

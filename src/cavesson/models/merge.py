@@ -57,16 +57,12 @@ class Merged(NamedTuple):
 
 
 def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Merged:
-    """Merge a LoRA or DoRA adapter into its base model on CPU, and write the result as a model folder.
+    """Merge a LoRA or DoRA adapter into its base model on CPU, and write the result as a new model folder `out`.
 
-    Weights are merged in place, layer by layer, so that memory holds only one copy of the model. Before anything is
-    written, the logits of the merged model on a few texts are compared with those of the unmerged one.
-
-    Args:
-        adapter: a run's folder, its `model` folder, or any folder with a PEFT adapter, of a language model or of a
-            sequence classifier such as a reward model.
-        out: folder to write; it must not exist.
-        settings: dtype of the merged weights.
+    The adapter is a run's folder, its `model` folder, or any folder with a PEFT adapter, of a language model or of a
+    sequence classifier such as a reward model. Weights are merged in place, layer by layer, so that memory holds only
+    one copy of the model. Before anything is written, the logits of the merged model on a few texts are compared with
+    those of the unmerged one.
 
     Raises:
         UserError: there is no adapter, `out` exists, or the merged model's logits differ from the unmerged model's.
@@ -80,7 +76,9 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
     model, tokenizer = _load(folder, dtype)
     layers = sum(hasattr(module, "merge") for module in model.modules())
     texts = _check_texts(tokenizer)
-    with_adapter, without = _logits(model, texts), _logits_without(model, texts)
+    with_adapter = _logits(model, texts)
+    with model.disable_adapter():
+        without = _logits(model, texts)
     merged: Any = model.merge_and_unload()
     report = Merged(
         folder=out,
@@ -108,7 +106,8 @@ def _check_same(adapter: str, merged: Merged) -> None:
 
 
 def _load(folder: Path, dtype: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    if not _is_classifier(folder):
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    if config["task_type"] != "SEQ_CLS":
         model, tokenizer = load_trained(str(folder), dtype=dtype)
     else:
         tokenizer = load_tokenizer(str(folder))
@@ -138,11 +137,6 @@ def _load_classifier(folder: Path, dtype: str) -> PeftModel:
     if info["missing_keys"] and head is None:
         raise UserError(f"{folder} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
     return with_saved_adapters(model, folder)
-
-
-def _is_classifier(folder: Path) -> bool:
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return bool(config["task_type"] == "SEQ_CLS")
 
 
 def _head(folder: Path) -> Tensor | None:
@@ -176,11 +170,6 @@ def _check_texts(tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
 @torch.no_grad()
 def _logits(model: PreTrainedModel | PeftModel, texts: list[Tensor]) -> Tensor:
     return torch.cat([model(input_ids=ids).logits.float().flatten() for ids in texts])
-
-
-def _logits_without(model: PeftModel, texts: list[Tensor]) -> Tensor:
-    with model.disable_adapter():
-        return _logits(model, texts)
 
 
 def _farthest(first: Tensor, second: Tensor) -> float:

@@ -51,15 +51,12 @@ class ValueHead(nn.Linear):
 
 
 class Policy(nn.Module):
-    """The trained model, its critic, and the reference to which the KL is measured.
+    """The trained model, wrapped by PEFT if it has adapters, its critic, and the reference to which the KL is measured.
 
-    Args:
-        model: a causal language model, wrapped by PEFT if it has adapters.
-        temperature: divides the logits of policy and reference, as in sampling.
-        value: "trunk", a separate trunk, or None for algorithms without a critic.
-        reference: "adapters-off", a frozen model, or None.
-        shares_prompts: whether a prompt is read once for all its responses in a batch. The two ways round differently,
-            so all scores use the same way: of policy and reference, with gradients and without.
+    The `temperature` divides the logits of policy and reference, as in sampling. `value` is "trunk", a separate trunk,
+    or None for algorithms without a critic; `reference` "adapters-off", a frozen model, or None. With `shares_prompts`,
+    a prompt is read once for all its responses in a batch. The two ways round differently, so all scores use the same
+    way: of policy and reference, with gradients and without.
     """
 
     passes: ClassVar[tuple[str, ...]] = ("reference_logprob", "reference_kl", "kl_from", "check", "during")

@@ -55,17 +55,14 @@ class Slices(NamedTuple):
 def shard(
     role: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, methods: tuple[str, ...] = (), offload: bool = False
 ) -> None:
-    """Shard the weights of a module in place, layer by layer.
+    """Shard the weights of a module, the same on every process, in place, layer by layer.
 
     Trained weights are kept in float32 and gathered in the dtype of the forward pass. Gradients are summed over all
     processes in float32. Of mapped weights, only the slices of this process are read.
 
-    Args:
-        role: with the same weights on every process, on CPU or on the device of this process.
-        mesh: of the processes; over the last of its dimensions weights are sharded, over the first of two copied.
-        dtype: dtype of the forward pass.
-        methods: names of the role's methods, besides `forward`, that use its weights.
-        offload: whether slices are kept in the memory of the host, and so gradients and the optimiser's state.
+    The last dimension of the mesh is the one over which weights are sharded; over the first of two they are copied.
+    `methods` are those of the role, besides `forward`, that use its weights. With `offload`, slices are kept in the
+    memory of the host, and so gradients and the optimiser's state.
     """
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}  # no copy may outlive an optimiser step
     options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()

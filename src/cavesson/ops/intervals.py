@@ -67,12 +67,7 @@ def _members(values: Sequence[float | int], groups: Sequence[int]) -> list[list[
 
 
 def half_width(error: float, free: float | int) -> float:
-    """Return half the width of the 95 % interval of an estimate.
-
-    Args:
-        error: standard error of the estimate.
-        free: degrees of freedom of the error.
-    """
+    """Return half the width of the 95 % interval of an estimate with a standard error and its degrees of freedom."""
     from scipy import special  # slow to import
 
     return error * float(special.stdtrit(free, 0.975))

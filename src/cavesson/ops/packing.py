@@ -62,12 +62,9 @@ def width_of(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> int:
 def fill(parts: Sequence[Sequence[int]], most: int, padded: bool) -> list[list[int]]:
     """Return the indices of the sequences in each micro-batch of at most `most` tokens; a longer one is alone.
 
-    The longest come first, each into the first micro-batch with room for it.
-
-    Args:
-        parts: numbers of tokens of the parts of every sequence, such as prompt and response.
-        most: tokens in a micro-batch.
-        padded: whether each part is padded to the longest in the micro-batch, and padding counts.
+    The longest come first, each into the first micro-batch with room for it. A sequence has `parts`, such as prompt and
+    response, and their numbers of tokens; `padded` are the parts that are padded to the longest in the micro-batch,
+    where padding counts.
     """
 
     def tokens(members: Sequence[int]) -> int:

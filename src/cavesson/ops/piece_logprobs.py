@@ -36,12 +36,8 @@ def piece_logprobs(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Return what `token_logprobs` does, in float32; the backward pass computes the logits again.
 
-    Args:
-        hidden: states from which the tokens are predicted.
-        head: the output head, in the dtype of the states or another one, which the states are then converted to.
-        targets: the tokens.
-        temperature: divides the logits.
-        kernels: `PLAIN`, or the same functions compiled.
+    The head may have another dtype than the states, which are then converted to it. `kernels` are `PLAIN`, or the same
+    functions compiled.
     """
     logprob, entropy = _PieceLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden.to(head.weight.dtype), head.weight, head.bias, head, targets, temperature, kernels

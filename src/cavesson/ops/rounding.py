@@ -11,11 +11,8 @@ def rounded_randomly(numbers: Tensor, generator: torch.Generator) -> Tensor:
     """Round float32 numbers to bfloat16, up with the probability of their distance from the lower neighbour.
 
     Rounded to the nearest, a sum of a weight and a much smaller change is the weight, and the change is lost however
-    many weights it has. Rounded randomly, the change is there on average over the weights.
-
-    Args:
-        numbers: of any shape, float32.
-        generator: on the same device; draws one number for each.
+    many weights it has. Rounded randomly, the change is there on average over the weights. The generator, on the same
+    device, draws one number for each.
     """
     noise = torch.randint(_DROPPED, numbers.shape, dtype=torch.int32, device=numbers.device, generator=generator)
     bits = noise.add_(numbers.view(torch.int32)).bitwise_and_(-_DROPPED)

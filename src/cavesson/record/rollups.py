@@ -113,7 +113,8 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
         shown = there & np.isfinite(numbers)
         finite, values = groups.chosen(shown), _chosen(numbers, shown)
         measured = groups.chosen(there).counts()
-        parts.append(_lines("row", name, finite, values, measured, _sketches(finite, values)))
+        sketches = _sketch_lists(finite.group, _keys(values), np.ones(len(values), np.int64), finite.size)
+        parts.append(_lines("row", name, finite, values, measured, sketches))
     if len(tokens):
         if "learned" in tokens.column_names and not pc.all(tokens["learned"]).as_py():
             tokens = tokens.filter(tokens["learned"])
@@ -291,10 +292,6 @@ def _table(where: Mapping[str, list[Any]], parts: Sequence[_Lines]) -> pa.Table:
 
 def _chosen(values: Array, there: Array) -> Array:
     return values if there.all() else values[there]
-
-
-def _sketches(groups: _Groups, values: Array) -> dict[str, pa.Array]:
-    return _sketch_lists(groups.group, _keys(values), np.ones(len(values), np.int64), groups.size)
 
 
 def _sketch_lists(

@@ -39,10 +39,8 @@ def rewrite_run(place: Location, info: Mapping[str, Any]) -> None:
 def write_vocabulary(place: Location, tokens: Sequence[str], texts: Sequence[str]) -> None:
     """Write ``vocabulary.parquet``, which maps token ids to text.
 
-    Args:
-        place: Run folder.
-        tokens: [V] the tokenizer's internal string of each id, such as ``Ġthe``.
-        texts: [V] the text of each id, such as `` the``.
+    For each of the V ids, ``tokens`` has the tokenizer's internal string, such as ``Ġthe``, and ``texts`` its text,
+    such as `` the``.
     """
     ids = pa.array(range(len(tokens)), pa.int32())
     columns = [ids, pa.array(tokens, pa.string()), pa.array(texts, pa.string())]
@@ -54,13 +52,8 @@ def begin_attempt(place: Location, start_step: int, processes: int = 1) -> int:
     """Record that the run starts or resumes at ``start_step``, and return the number of the new attempt.
 
     Data that earlier attempts recorded at ``start_step`` and later stays on disk but is no longer read. One process
-    calls this function and passes the number to the others.
-
-    Args:
-        place: Run folder.
-        start_step: The first step of the attempt.
-        processes: Number of processes that each record a part of every step, as ranks 0 to ``processes`` − 1. A step is
-            read once all of them have recorded it.
+    calls this function and passes the number to the others. If several ``processes`` each record a part of every step,
+    as ranks from 0, a step is read once all of them have recorded it.
     """
     files = storage(place)
     number = max((one.number for one in attempts(files)), default=-1) + 1

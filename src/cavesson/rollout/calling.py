@@ -32,12 +32,8 @@ class Outcome(NamedTuple):
 class Caller:
     """Calls tools and methods of environments: `async` ones in an event loop, others in a thread each.
 
-    Functions get copies of their arguments.
-
-    Args:
-        concurrency: most calls at the same time.
-        timeout: most seconds of a call. A thread cannot be ended: a function that is not `async` runs on after it, and
-            nobody waits for it.
+    At most `concurrency` calls run at the same time. Functions get copies of their arguments. A thread cannot be ended:
+    a function that is not `async` runs on after the `timeout` of the call, and nobody waits for it.
     """
 
     def __init__(self, concurrency: int, timeout: float) -> None:
@@ -49,16 +45,9 @@ class Caller:
     def submit(
         self, what: str, function: Callable[..., Any], arguments: Mapping[str, Any], accept: Callable[[Any], T]
     ) -> "Future[T]":
-        """Call a function that must not fail.
+        """Call a function that must not fail; return what `accept` makes of its result, or a UserCodeError.
 
-        Args:
-            what: name of the function, for the message of an error.
-            function: the function.
-            arguments: its arguments by name.
-            accept: converts what it returns, and raises a UserCodeError if it is not what it should be.
-
-        Returns:
-            What `accept` returns, or a UserCodeError.
+        `what` names the function in messages. `accept` raises a UserCodeError if the result is not what it should be.
         """
         return asyncio.run_coroutine_threadsafe(self._result(what, function, arguments, accept), event_loop())
 

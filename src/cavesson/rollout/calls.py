@@ -40,15 +40,10 @@ class CallFormat:
 
     @classmethod
     def of(cls, chat: Chat, tools: Tools, name: CallFormatName | None = None) -> "CallFormat":
-        """Return the format in which a model calls these tools.
+        """Return the format in which a model calls these tools, of which there must be one at least.
 
-        The tokenizer's own response template comes first (transformers 5.13 and later). Otherwise it is the format in
-        which the chat template writes a call.
-
-        Args:
-            chat: renders conversations.
-            tools: offered to the model; at least one.
-            name: overrides the format.
+        A `name` decides. Otherwise it is the tokenizer's own response template (transformers 5.13 and later), or else
+        the format in which the chat template writes a call.
 
         Raises:
             UserError: the chat template does not write tools, or how it writes calls cannot be determined.

@@ -106,10 +106,9 @@ class Continuation:
     def suffix(self, messages: Sequence[Mapping[str, Any]], *, end: int | None) -> Suffix:
         """Return the tokens that follow a sampled turn, up to where the next one begins.
 
-        Args:
-            messages: what the tools return (`role`, `content`, `name`, and `tool_call_id` if the call had one), or a
-                reply of the user.
-            end: the end token that the policy sampled last; None if the turn was cut, so that the template ends it.
+        `messages` are what the tools return (`role`, `content`, `name`, and `tool_call_id` if the call had one), or a
+        reply of the user. `end` is the end token that the policy sampled last; None if the turn was cut, so that the
+        template ends it.
         """
         shape = self.shape(tuple(_slot(message) for message in messages))
         contents = [str(message["content"]) for message in messages]

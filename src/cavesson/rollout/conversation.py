@@ -40,12 +40,8 @@ class Language(NamedTuple):
 class Conversation:
     """Begins episodes, and answers the turns of the policy.
 
-    Args:
-        settings: limits of an episode.
-        environments: of the run.
-        chat: renders conversations.
-        max_tokens: most tokens of an episode after its first prompt.
-        max_prompt_tokens: most tokens of a prompt, with what `reset` adds to it.
+    An episode has at most `max_tokens` after its first prompt; a prompt, with what `reset` adds to it,
+    `max_prompt_tokens`.
 
     Raises:
         UserError: the chat template, the tokenizer or the settings do not allow it.
@@ -97,10 +93,7 @@ class Conversation:
     def begin(self, prompts: PromptSet, indices: Sequence[int], rows: Sequence[int]) -> list[Episode]:
         """Reset environments for prompts, all at the same time, and return their episodes.
 
-        Args:
-            prompts: the data.
-            indices: of the prompts.
-            rows: positions of the episodes in the step's global batch.
+        The prompts are those of the data with these `indices`, and `rows` their positions in the step's global batch.
 
         Raises:
             UserCodeError: an environment failed.

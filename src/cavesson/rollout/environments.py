@@ -139,11 +139,9 @@ class Instance:
 
 
 class Environments:
-    """The environments of a run, and a pool of their instances: an instance is made once and reset for each episode.
+    """The environments of a run by name, or one with the name None, and a pool of their instances.
 
-    Args:
-        factories: the environments by name, or one with the name None.
-        functions: tools of all of them.
+    An instance is made once and reset for each episode. `functions` are tools of all environments.
 
     Raises:
         UserError: one cannot be an environment, or one of its tools cannot be one.

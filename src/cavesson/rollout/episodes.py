@@ -101,16 +101,11 @@ def play(
     temperature: float | None = None,
     conversation: Partner | None = None,
 ) -> Played:
-    """Play episodes to their ends, and return their columns.
+    """Play episodes to their ends, and return their columns; the episodes get their tokens and turns.
 
-    Those that are answered go on together; one whose answer takes long does not hold up the others.
-
-    Args:
-        engine: samples the policy's turns.
-        episodes: at their first prompts; they get their tokens and turns.
-        step: with the row of an episode and the position in it, it determines the draws.
-        temperature: overrides that of the engine.
-        conversation: answers the policy; without it, an episode is one turn.
+    The engine samples the policy's turns, and the conversation answers; without one, an episode is one turn. Episodes
+    that are answered go on together; one whose answer takes long does not hold up the others. The step, with the row of
+    an episode and the position in it, determines the draws. `temperature` overrides that of the engine.
     """
     answers: dict[Future[bool], Episode] = {}
     ready = list(episodes)

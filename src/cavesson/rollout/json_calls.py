@@ -95,10 +95,7 @@ class JsonCalls(NamedTuple):
 def read_json(text: str, at: int, named: Mapping[str, Any] | None = None) -> Read:
     """Return the calls that the JSON at a position describes: an object, or a list of them.
 
-    Args:
-        text: contains the JSON.
-        at: where it begins.
-        named: the name and identifier of the call if the JSON is its arguments only.
+    `named` has the name and identifier of the call if the JSON is its arguments only.
 
     Raises:
         ValueError: it is not JSON.

@@ -107,7 +107,8 @@ def _ngrams(cut: Split, hashes: Array, part: Array, by_word: Features, fewest: i
         begin = np.flatnonzero(frequent[:-1] & frequent[1:] & same)
         hashes = _paired(hashes[:-1], hashes[1:])
         grouped = _grouped(hashes[begin], cut.document[begin], cut.start[begin], cut.stop[begin + size - 1], NGRAM)
-        found.append(_only(grouped, grouped.counts >= fewest))
+        kept = grouped.counts >= fewest
+        found.append(_chosen(grouped, kept, grouped.documents[np.repeat(kept, grouped.counts)]))
         frequent = np.zeros(len(hashes), np.bool_)
         frequent[begin] = contains(found[-1].hash, hashes[begin])
     return found
@@ -116,10 +117,6 @@ def _ngrams(cut: Split, hashes: Array, part: Array, by_word: Features, fewest: i
 def _paired(first: Array, second: Array) -> Array:
     with np.errstate(over="ignore"):
         return mixed(first * np.uint64(3) + mixed(second + np.uint64(1)))
-
-
-def _only(found: Features, kept: Array) -> Features:
-    return _chosen(found, kept, found.documents[np.repeat(kept, found.counts)])
 
 
 def _joined(parts: list[Features]) -> Features:

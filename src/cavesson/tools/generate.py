@@ -88,15 +88,10 @@ def responses(
     settings: ResponseSettings,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Response]:
-    """Yield `settings.samples` responses to every prompt, prompt by prompt.
+    """Yield `settings.samples` responses to every prompt, or to those with the given indices, prompt by prompt.
 
-    Args:
-        policy: the model.
-        tokenizer: its tokenizer.
-        questions: prompts tokenized with this tokenizer.
-        settings: how to sample.
-        indices: indices of the prompts to answer; None means all. Response number n uses the same random numbers for
-            every model and any selection of prompts.
+    The prompts are tokenized with this tokenizer. Response number n uses the same random numbers for every model and
+    any selection of prompts.
     """
     prompts, conversation = questions.prompts, questions.conversation
     chosen = range(len(prompts)) if indices is None else indices

@@ -124,12 +124,8 @@ def _committed(found: Listing) -> set[tuple[Kind, str]]:
 def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table, turns: pa.Table = NO_TURNS) -> None:
     """Write rollouts of any steps as one large segment, for callers that have many of them at once.
 
-    Args:
-        place: Run folder.
-        attempt: Number that ``begin_attempt`` returned.
-        rows: Columns of ``ROW_COLUMNS``; with ``step``, ``sample`` must be new to the record.
-        tokens: Their tokens, columns of ``TOKEN_COLUMNS``.
-        turns: Their turns, columns of ``TURN_COLUMNS``; none if they are unknown.
+    `rows`, `tokens` and `turns` are columns of ``ROW_COLUMNS``, ``TOKEN_COLUMNS`` and ``TURN_COLUMNS``; ``step`` with
+    ``sample`` must be new to the record.
     """
     commit(place, [write_uncommitted(place, attempt, Tables(rows, current(tokens), turns))])
 

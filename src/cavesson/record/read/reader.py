@@ -184,11 +184,9 @@ class Run:
         return self.consistent(lambda found: changes(self.storage, found, cursor))
 
     def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
-        """Return rollouts without their tokens, ordered by step and sample.
+        """Return rollouts without their tokens, ordered by step and sample; all steps and columns if None.
 
-        Args:
-            columns: Names from ``ROW_COLUMNS``; all of them if None. Values that were not measured are null.
-            steps: Only these steps; all of them if None.
+        Columns are names from ``ROW_COLUMNS``. Values that were not measured are null.
         """
         return self._table("rows", ROW_COLUMNS, columns, steps, ("step", "sample"))
 
@@ -239,9 +237,7 @@ class Run:
     def rollups(self, columns: Collection[str] | None = None, steps: Collection[int] | None = None) -> pa.Table:
         """Return the roll-ups, one row per level, column, split and step; see docs/record.md for their content.
 
-        Args:
-            columns: Only these, such as ``reward``, ``part/length`` or ``kl_k1``; all of them if None.
-            steps: Only these steps; all of them if None.
+        Columns are such as ``reward``, ``part/length`` or ``kl_k1``; all columns and steps if None.
         """
 
         def read(found: LiveSegments) -> pa.Table:
@@ -281,11 +277,9 @@ class Run:
         return Rollout(row, self.tokens(step, sample))
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of some rollouts in the requested order, reading little more than these.
+        """Return the rows of some rollouts, given by step and sample, in this order, reading little more than these.
 
-        Args:
-            keys: Step and sample of each rollout.
-            columns: Names from ``ROW_COLUMNS``; all of them if None.
+        Columns are names from ``ROW_COLUMNS``; all of them if None.
 
         Raises:
             UserError: The record has no such rollout.

@@ -120,13 +120,10 @@ class Decoder:
         self._cache.reorder_cache(rows)
 
     def replace(self, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Put prompts `[K, S]`, padded on the left, in the place of rows `[K]` that have ended.
+        """Put prompts `[K, S]` in the place of rows `[K]` that have ended; return the logits `[K, V]` after them.
 
-        `can_replace` must hold for the cache, and the prompts must be as wide as those that were read first. If all of
-        them are among the prompts of the last call that read any, nothing is read.
-
-        Returns:
-            the logits `[K, V]` of the first tokens after the prompts.
+        `can_replace` must hold for the cache, and the prompts, padded on the left, must be as wide as those that were
+        read first. If all of them are among the prompts of the last call that read any, nothing is read.
         """
         which = None if self._last is None else self._last.find(ids, mask)
         if self._last is None or which is None:

@@ -104,14 +104,10 @@ class Decoding(NamedTuple):
 def choose_decoding(
     model: nn.Module, size: int, expected: FullPasses, has_turns: bool = False, compile: Compile | None = None
 ) -> Decoding:
-    """Return the fastest decoding of up to `size` tokens that agrees with full forward passes.
+    """Return the fastest decoding of up to `size` tokens that agrees with what full forward passes give.
 
-    Args:
-        model: a causal language model in evaluation mode.
-        size: number of tokens of the longest sequence.
-        expected: what decoding is compared with.
-        has_turns: whether rows are sampled again, with what came after their responses.
-        compile: what compiles the steps that are recorded, if anything does.
+    The model is in evaluation mode. With `has_turns`, rows are sampled again after what came after their responses;
+    `compile` compiles the steps that are recorded.
 
     Raises:
         UserError: decoding agrees with neither kind of cache.

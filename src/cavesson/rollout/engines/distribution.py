@@ -29,15 +29,10 @@ def filters_of(settings: DecodingSettings) -> Filters:
 def next_tokens(
     logits: Tensor, uniforms: Tensor, index: Tensor, count: Tensor, eos: Tensor, filters: Filters
 ) -> tuple[Tensor, Tensor]:
-    """Return the token that is drawn in each row, and its log-probability, both `[B]`.
+    """Return the token that is drawn in each row, and its log-probability, both `[B]`, from logits `[B, V]`, float32.
 
-    Args:
-        logits: of the model, `[B, V]`, float32.
-        uniforms: random numbers of all responses, `[N, T]`.
-        index: the response of each row, `[B]`.
-        count: tokens drawn before, for each row; less than T.
-        eos: the end tokens.
-        filters: of the distribution.
+    `uniforms` are the random numbers of all responses, `[N, T]`; `index` has the response of each row, `[B]`, and
+    `count` the tokens drawn before, less than T.
     """
     allowed = without(logits, eos, count < filters.min_new_tokens) if filters.min_new_tokens else logits
     if filters.temperature == 0:

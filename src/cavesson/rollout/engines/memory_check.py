@@ -27,14 +27,9 @@ def check_room(
 ) -> None:
     """Check that sampling will fit into the model's context and into memory, before anything is allocated.
 
-    Args:
-        model: a causal language model.
-        responses: number of responses in a step.
-        rows: how many of them are sampled at the same time.
-        prompt: number of tokens of the longest prompt.
-        longest: maximum number of tokens of a response.
-        replaces: whether rows that have ended give their places to waiting prompts.
-        has_turns: whether what as many rows have read is kept beside what is being read.
+    Of the `responses` of a step, as many `rows` are sampled at the same time. `prompt` and `longest` are the most
+    tokens of a prompt and of a response. With `replaces`, rows that have ended give their places to waiting prompts;
+    with `has_turns`, what as many rows have read is kept beside what is being read.
 
     Raises:
         UserError: the model has too few positions, or there is too little memory.

@@ -34,10 +34,7 @@ _NOISE = 0.02
 class Merging:
     """Whether and how the adapters of a model are merged.
 
-    Args:
-        model: the model that samples.
-        when: as `sampling.merge_adapters`.
-        seed: with the version of the weights, it determines how they are rounded.
+    `when` is `sampling.merge_adapters`; `seed` determines, with the version of the weights, how they are rounded.
     """
 
     def __init__(self, model: nn.Module, when: MergesAdapters, seed: int) -> None:

@@ -27,11 +27,9 @@ class _Identity(Structure):
 
 
 class Communicator:
-    """A group of processes, of which this one is rank 0. The constructor waits for all of them.
+    """A group of `size` processes with an `identity` from `new_identity`, of which this one is rank 0.
 
-    Args:
-        identity: what `new_identity` has returned, the same for all.
-        size: ranks.
+    The constructor waits for all of them.
 
     Raises:
         RuntimeError: NCCL failed.

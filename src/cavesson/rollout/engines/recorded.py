@@ -12,15 +12,11 @@ from transformers import StaticCache
 
 
 class RecordedStep:
-    """Replays a computation for inputs of the same shapes.
+    """Replays `compute`, recorded with some inputs, for inputs of the same shapes.
 
-    The graph reads and writes the memory of its first run: inputs are copied there, and the result is overwritten by
-    the next call. The warm-up and the recording leave the cache as it was.
-
-    Args:
-        compute: returns the result of the inputs, and appends their keys and values to the cache. It is called twice.
-        inputs: example inputs, of the shapes of all later ones.
-        cache: what `compute` appends to; `keeps_tokens_only` must hold.
+    `compute` is called twice; it returns the result of the inputs, and appends their keys and values to the cache, for
+    which `keeps_tokens_only` must hold. The warm-up and the recording leave the cache as it was. The graph reads and
+    writes the memory of its first run: inputs are copied there, and the result is overwritten by the next call.
     """
 
     def __init__(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], cache: StaticCache) -> None:

@@ -25,9 +25,7 @@ _BROKEN = "\ufffd"
 class StopTexts:
     """Finds stop texts in growing responses and determines at which token to cut.
 
-    Args:
-        tokenizer: decodes ids to text, from which special tokens are omitted.
-        stop: the stop texts, which may be special tokens; if empty, no response is ever cut.
+    Stop texts may be special tokens, which are otherwise omitted from the text; without any, no response is ever cut.
 
     Raises:
         UserError: a stop text contains a special token, and is not one.
@@ -141,14 +139,11 @@ class Engine(Protocol):
         temperature: float | None = None,
         turns: Turns | None = None,
     ) -> Responses:
-        """Sample one response to each prompt.
+        """Sample one response to each of the prompts, `[B, S]` in `prompt_ids` and `prompt_mask`, padded on the left.
 
-        Args:
-            prompts: columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
-            step: with the row, it determines the draws.
-            rows: positions of these prompts in the step's global batch; the same row always gets the same draws.
-            temperature: overrides the temperature of the settings.
-            turns: where the responses stand in their episodes; by default they are the first turns.
+        A step and a row, which is the position of a prompt in the step's global batch, determine the draws.
+        `temperature` overrides that of the settings. `turns` say where the responses stand in their episodes; by
+        default they are the first turns.
         """
 
     def sampling(self) -> AbstractContextManager[None]:

@@ -16,17 +16,9 @@ from cavesson.rollout.engines.settings import DecodingSettings
 class Running:
     """Draws a token for each row at every step.
 
-    The draw of a token uses the random number of its response and its position, so it does not depend on the other
-    rows.
-
-    Args:
-        decoder: of the prompts of the first rows.
-        growing: all responses, those of waiting prompts included.
-        uniforms: random numbers `[N, T]`.
-        eos: the end tokens.
-        settings: how to sample.
-        responses: the index of each row's response.
-        draw: draws the tokens.
+    A draw uses the random number of its response and position in `uniforms`, `[N, T]`, so it does not depend on the
+    other rows. `growing` are all responses, those of waiting prompts included; `responses` has the index of each row's
+    response.
     """
 
     def __init__(

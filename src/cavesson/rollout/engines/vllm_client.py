@@ -70,12 +70,9 @@ class Sampled:
 
 
 class VllmClient:
-    """Asks servers, several requests at a time.
+    """Asks servers with the same model, several requests at a time.
 
-    Args:
-        urls: of the servers, all with the same model.
-        settings: time limit and attempts of a request.
-        keys: of the servers; none = that in the variable VLLM_API_KEY, if it is set.
+    Without `keys` of the servers, requests carry the key in the variable VLLM_API_KEY, if it is set.
     """
 
     def __init__(self, urls: Sequence[str], settings: VllmSettings, keys: Sequence[str] = ()) -> None:
@@ -103,13 +100,10 @@ class VllmClient:
     def sample(
         self, prompts: Sequence[Sequence[int]], params: Sequence[dict[str, Any]], model: str | None, rows: Sequence[int]
     ) -> list[Sampled]:
-        """Sample one response to each prompt.
+        """Sample one response to each prompt, given by its token ids and vLLM's sampling parameters.
 
-        Args:
-            prompts: their token ids.
-            params: vLLM's sampling parameters of each.
-            model: name of the adapter; None for the model itself.
-            rows: of the prompts among those of all processes, which servers get in turns.
+        `model` is the name of the adapter; None for the model itself. `rows` are the positions of the prompts among
+        those of all processes, which servers get in turns.
 
         Raises:
             ServerError: a server failed, or its answer is not what was asked for.

@@ -43,16 +43,11 @@ generator of random numbers, which PyTorch can only do on GPUs."""
 
 
 class VllmServer:
-    """A server on a free port of this machine, ready for requests, which need its key.
+    """A server on a free port of this machine, at the address `host`, ready for requests, which need its key.
 
-    Args:
-        folder: the model and its tokenizer, which are removed with the server.
-        settings: which Python has vLLM, and with what the server starts.
-        dtype: of the forward pass.
-        longest: tokens of the longest prompt and response together.
-        lora_rank: rank of the adapters; None without adapters.
-        adapters: most adapters that are sampled from at the same time.
-        host: address of this machine that the server answers at.
+    The `folder` with the model and its tokenizer is removed with the server. `longest` counts the tokens of the longest
+    prompt and response together; `lora_rank` is None without adapters, of which at most `adapters` are sampled from at
+    the same time.
 
     Raises:
         UserError: vLLM is not installed, or the server ended before it was ready.

@@ -30,14 +30,10 @@ _IN_FLIGHT = 1 << 30
 
 
 class NcclGroup:
-    """An NCCL group of the trainer, which is rank 0, and the workers of all servers.
+    """An NCCL group of `size` ranks: the trainer, which is rank 0 on a `device`, and the workers of all servers.
 
-    The constructor blocks until all of them have joined, without a limit of time.
-
-    Args:
-        identity: what `new_identity` has returned, the same for all.
-        size: ranks.
-        device: GPU of this process.
+    They share an `identity` from `new_identity`. The constructor blocks until all of them have joined, without a limit
+    of time.
 
     Raises:
         RuntimeError: NCCL failed.
@@ -95,13 +91,7 @@ class WeightTransfer:
     """Sends all weights of a policy to the workers of all servers.
 
     New weights take `begin` and `finish` on the main process, and between them `stream` on all processes together. No
-    process ever holds all weights of a sharded policy.
-
-    Args:
-        model: the policy's.
-        skeleton: the model without its weights, if they are sharded.
-        processes: those of the run.
-        client: asks the servers.
+    process ever holds all weights of a sharded policy, of which `skeleton` is the model without its weights.
     """
 
     def __init__(self, model: Any, skeleton: Any, processes: Processes, client: VllmClient) -> None:

@@ -116,14 +116,10 @@ class ClassifierReward:
             asked = conversation if conversation is not None else [{"role": "user", "content": prompt}]
             turns = [_turn(message) for message in [*asked, {"role": "assistant", "content": response}]]
             return self.template.render(turns), True
-        if self.renders:
-            self._report_template()
-        return Written(prompt + response, self._control(prompt)), False
-
-    def _report_template(self) -> None:
-        if not self._is_reported:
+        if self.renders and not self._is_reported:
             _LOGGER.warning(_TEMPLATE, self.path)
-        self._is_reported = True
+            self._is_reported = True
+        return Written(prompt + response, self._control(prompt)), False
 
     def _outputs(self, logits: Tensor) -> Tensor:
         """Return logits `[B, N]` as they are, or as probabilities; those of a single output are not among others."""

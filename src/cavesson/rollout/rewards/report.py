@@ -119,9 +119,6 @@ def _case(case: dict[str, Any]) -> list[str]:
         f"Chosen, reward {chosen:+.3f}:": case["chosen"][:MAX_CHARACTERS],
         f"Rejected, reward {rejected:+.3f}:": case["rejected"][:MAX_CHARACTERS],
     }
-    return [line for title, text in texts.items() for line in (title, "", _quoted(text))]
-
-
-def _quoted(text: str) -> str:
-    """Return the text as an indented block; no content can end such a block."""
-    return indent(text, "    ", lambda line: True) + "\n"
+    # No content can end an indented block.
+    blocks = {title: indent(text, "    ", lambda line: True) + "\n" for title, text in texts.items()}
+    return [line for title, block in blocks.items() for line in (title, "", block)]

@@ -41,12 +41,10 @@ class Shaping:
     def __call__(
         self, totals: Sequence[float], query_scores: Sequence[float] | None, ended: Sequence[bool]
     ) -> list[float]:
-        """Shape the rewards of one whole step.
+        """Shape the rewards of one whole step, weighted sums `[B]`.
 
-        Args:
-            totals: weighted sums, `[B]`.
-            query_scores: weighted sums of the same rewards for empty responses, `[B]`; needed with `subtract_query`.
-            ended: whether each response ended by itself (end token or stop text), `[B]`.
+        `query_scores`, which `subtract_query` needs, are those of empty responses. `ended` says whether each response
+        ended by itself (end token or stop text).
         """
         shaped = list(totals)
         if query_scores is not None:
