@@ -351,6 +351,7 @@ def pays_any(prompts: Sequence[str], responses: Sequence[str], ground_truth: Seq
     return [1.0] * len(responses)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("check", "reward", "tasks", "text"),
     [

@@ -79,6 +79,7 @@ def test_a_fix_in_the_words_of_each_run() -> None:
     assert "actor_rollout_ref.rollout.top_k = -1" in said(filtered, {"trainer": "verl", "algorithm": "grpo"})
 
 
+@pytest.mark.sampled(120)
 @BY_RULE
 @pytest.mark.parametrize("algorithm", ONLINE)
 def test_proposed_settings_exist_and_have_an_effect(rule: Rule, algorithm: str, tmp_path: Any) -> None:

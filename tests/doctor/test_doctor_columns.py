@@ -123,7 +123,7 @@ def penalise(made: Made, beta: np.ndarray, estimator: str) -> None:
 SETS = [pytest.param(rule.name, smallest_sets(rule)[-1], id=rule.name) for rule in RULES if rule.name in SICK]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "columns"), SETS)
 def test_a_set_suffices_and_nothing_in_it_is_superfluous(name, columns, tmp_path):
     folder = world(name, columns).write(tmp_path / "run")

@@ -81,7 +81,7 @@ def lacking(folder: Path, **columns: Collection[str]) -> RunData:
     return RunData(cast(Run, Without(cavesson.open(folder), **columns)))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.8), (1.0, 1.0), (0.97, 0.0)])
 @pytest.mark.parametrize("hidden", ["advantage", "return"])
 @pytest.mark.parametrize("whiten", ["whiten_rewards", "whiten_advantages", None])

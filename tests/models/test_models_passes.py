@@ -202,6 +202,7 @@ def is_single(inputs: Any) -> bool:
     return any(isinstance(x, Tensor) and x.ndim == 3 and x.shape[0] == 1 for x in inputs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("which", [lambda _: True, is_single], ids=["any batch", "a single row"])
 @pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
 def test_a_backward_pass_that_cannot_be_compiled_is_found_before_the_first_step(
@@ -282,6 +283,7 @@ def test_a_model_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.Ca
     assert len([line for line in said if line.startswith("cavesson: the layers are not compiled")]) <= 2 and said
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", [Optimizer, InBackward])
 def test_a_later_backward_pass_that_cannot_be_compiled_names_the_setting(optimizer: type[Optimizer]) -> None:
     """A plain layer cannot take over there, so the run ends in a line."""

@@ -88,6 +88,7 @@ PLACES = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_record_elsewhere_is_only_in_object_storage(run: Path, server: Counter, place: str, allowed: bool) -> None:

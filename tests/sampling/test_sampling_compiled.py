@@ -69,7 +69,7 @@ def preallocated() -> list[str]:
     return [name for name, kind in documented() if kind == "static"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("architecture", preallocated())
 def test_every_architecture_is_compiled_exactly_or_not_at_all(architecture: str) -> None:
     model = small_model(architecture).eval()
@@ -82,6 +82,7 @@ def test_every_architecture_is_compiled_exactly_or_not_at_all(architecture: str)
     assert forwards(model) or found.unrecorded or found.uncompiled, "a draw alone is not called compiled steps"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "llama", "gpt_neox", "phi3", "qwen3_moe"])
 def test_all_layers_and_numbers_of_rows_share_one_graph(architecture: str) -> None:
     graphs, compile = counted()
@@ -181,6 +182,7 @@ def sample(tokenizer: PreTrainedTokenizerBase, found: Decoding | None, **given: 
     return sampler.sample(batch, 0, range(len(batch["prompt_ids"])))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_compiled_steps_draw_the_same_tokens(tokenizer, filters) -> None:
     plain, compiled = (sample(tokenizer, found, **filters) for found in (None, counted()[1]))
@@ -188,6 +190,7 @@ def test_compiled_steps_draw_the_same_tokens(tokenizer, filters) -> None:
     torch.testing.assert_close(plain.sampler_logprob, compiled.sampler_logprob, atol=1e-5, rtol=0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "given",
     [
