@@ -86,6 +86,20 @@ def parts(made, weight):
     made.rows["reward_parts"] = np.array([{"one": a, "two": b} for a, b in pairs], object).reshape(first.shape)
 
 
+def third_part(made, share):
+    """A third part of the reward that the first responses of a step do not earn."""
+    parts(made, 0.5)
+    earned = np.arange(made.rows["reward"].shape[1]) >= share * made.rows["reward"].shape[1]
+    for step in made.rows["reward_parts"]:
+        for responses, value in zip(step, earned, strict=True):
+            responses["three"] = float(value)
+
+
+@case("part-constant", near=lambda made: third_part(made, 0.95))
+def unearned(made):
+    third_part(made, 1.0)
+
+
 @case("one-part-dominates", near=lambda made: parts(made, 0.5))
 def dominated(made):
     parts(made, 0.02)

@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     update.likelihood_displacement,
     reward.over_optimised,
     reward.reward_exhausted,
+    reward.part_constant,
     reward.one_part_dominates,
     length.length_bias,
     reward.reward_falls,

@@ -13,7 +13,7 @@ from cavesson.doctor.effects import clear_of
 from cavesson.doctor.groups import EQUAL, equal_by_chance, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import grown, rounded, stronger, tighter
-from cavesson.doctor.reading import Curve, Reading
+from cavesson.doctor.reading import Curve, Reading, Words
 from cavesson.doctor.readings import is_lower
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -28,6 +28,8 @@ VERDICTS, NEARLY_ALL = 8, 0.99
 rare verdicts are not outliers."""
 LONG = 15
 """Steps from which a fall is judged."""
+MIN_SCORES = 100
+"""Responses from which it is said that a part of the reward is the same for all of them."""
 USED = 1e-3
 """Share of the reward that its parts may leave unexplained, and relative size from which a part counts."""
 
@@ -265,9 +267,7 @@ def _fall_in_errors(rows: Rows, early: Array, late: Array) -> float:
 def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
     parts = _parts(rows)
-    # Some importers take every number beside the reward for a part of it.
-    certain = data.recorded("info.config") or data.info.get("format") == "trl"
-    if not parts or not (certain or _add_up(list(parts.values()), within(rows, rows["reward"]))):
+    if not parts or not (_are_certain(data) or _add_up(list(parts.values()), within(rows, rows["reward"]))):
         return None
     reward = within(rows, rows.trained_reward)
     shares = {name: _explained(values, reward) for name, values in parts.items()}
@@ -277,6 +277,45 @@ def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: floa
     evidence = rows.highest(np.abs(parts[part]))
     curve = Curve(_explained_by_step(rows, parts[part], reward), high=limit)
     return Reading(Share(shares[part]), sick, int(rows.steps[0]), evidence, {"part": part}, curve)
+
+
+@rule(
+    number=91,
+    needs=["rows.reward", "rows.reward_parts"],
+    min_steps=3,
+    title="A part of the reward is the same for all responses",
+    cause="{part} gave {value} to {seen} of the responses, while other parts differ: it teaches nothing. Either no "
+    "response ever earns it, its function fails on all of them, or the policy could do all that it asks for from the "
+    "start.",
+    healthy="share of responses that get the most frequent score of a part: at most {limit}",
+    fix="score a response that must earn this part, and one that must not, by hand; remove the part if both are right",
+    source="own threshold",
+    explains=["one-part-dominates"],
+    severity="note",
+)
+def part_constant(data: RunData, *, limit: float = Share(0.999)) -> Reading | None:
+    rows = data.sample.rows
+    parts = {name: values for name, values in rows.reward_parts.items() if np.isfinite(values).sum() >= MIN_SCORES}
+    if len(parts) < 2 or not any(map(_differs, parts.values())) or not _are_certain(data):
+        return None
+    is_usual = {name: values == _most_frequent(values) for name, values in parts.items()}
+    shares = {name: is_usual[name].sum() / np.isfinite(values).sum() for name, values in parts.items()}
+    part = max(shares, key=lambda name: shares[name])
+    known = np.isfinite(parts[part])
+    curve = Curve(mean_by_step(rows.step[known], is_usual[part][known].astype(float)), high=limit)
+    words: Words = {"part": part, "value": _most_frequent(parts[part])}
+    first = int(rows.steps[0])
+    return Reading(Share(shares[part]), shares[part] > limit, first, data.step_evidence([first]), words, curve)
+
+
+def _most_frequent(values: Array) -> float:
+    scores, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    return float(scores[counts.argmax()])
+
+
+def _are_certain(data: RunData) -> bool:
+    """Return whether parts of the reward are such; some importers take every number beside the reward for one."""
+    return data.recorded("info.config") or data.info.get("format") == "trl"
 
 
 def _parts(rows: Rows) -> dict[str, Array]:
