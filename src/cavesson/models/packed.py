@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from cavesson.models.layers import recomputed_in
 from cavesson.models.parts import causal, trunk
+from cavesson.ops.gpu import is_on_gpu
 from cavesson.types import moved
 
 _NAME = "cavesson_packed"
@@ -105,7 +106,7 @@ def _packed_attention(
         raise ValueError(f"attention with {', '.join(unknown) or 'a mask'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    if q.is_cuda:
+    if is_on_gpu(q):
         mixed: Any = varlen.varlen_attn(
             q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q,
             scale=scale, window_size=(-1, 0), **_GROUPS,

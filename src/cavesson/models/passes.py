@@ -36,9 +36,38 @@ class Ways(NamedTuple):
 
 def use(role: Role, ways: Ways) -> Iterator[str]:
     """Let a role, and its frozen reference, use those of these ways that are exact; yield why others are not."""
+    used, reasons = exact_ways(role, ways)
+    take(role, used)
+    yield from reasons
+    yield from _use_pieces([one for one in roles_of(role) if not isinstance(one, RewardModel)], used.compile)
+
+
+def roles_of(role: Role) -> list[Role]:
+    """Return a role and its frozen reference, if it has one."""
     reference = role.frozen_reference if isinstance(role, Policy) else None
-    models = [role.model, getattr(role, "critic", None), None if reference is None else reference.model]
-    given = [model for model in models if model is not None]
+    return [role] if reference is None else [role, reference]
+
+
+def models_of(role: Role) -> list[nn.Module]:
+    """Return the models of a role: its own, a separate critic, and a frozen reference."""
+    found = [role.model, getattr(role, "critic", None), *(one.model for one in roles_of(role)[1:])]
+    return [model for model in found if model is not None]
+
+
+def take(role: Role, ways: Ways) -> None:
+    """Let a role whose layers are compiled, if they are to be, read its batches in these ways."""
+    for one in roles_of(role):
+        one.packed = ways.packed
+        if isinstance(one, Policy) and (ways.packed or ways.compile is not None):
+            one.shares_prompts = False  # that takes a cache, which is another way
+
+
+def exact_ways(role: Role, ways: Ways) -> tuple[Ways, list[str]]:
+    """Return those of these ways that are exact for all models of a role, and why others are not.
+
+    The layers are compiled then, if that is exact.
+    """
+    reasons, given = [], models_of(role)
     # A layout of examples that the user has chosen stays.
     packed = ways.packed and (isinstance(role, Policy) or role.shape is not None)
     compile = ways.compile
@@ -47,7 +76,7 @@ def use(role: Role, ways: Ways) -> Iterator[str]:
         why = _first(_not_packed(model, each) for model, each in zip(given, expected, strict=True))
         packed = why is None
         if why is not None:
-            yield f"sequences are padded, because {why}"
+            reasons.append(f"sequences are padded, because {why}")
     if compile is not None:
         way = _packed if packed else _padded
         why = _first(_not_compiled(model, compile, way, each) for model, each in zip(given, expected, strict=True))
@@ -55,13 +84,8 @@ def use(role: Role, ways: Ways) -> Iterator[str]:
             for model in given:
                 plain_layers(model)
             compile = None
-            yield f"the layers are not compiled, because {why}"
-    roles = [one for one in (role, reference) if one is not None]
-    for one in roles:
-        one.packed = packed
-        if isinstance(one, Policy) and (packed or compile is not None):
-            one.shares_prompts = False  # that takes a cache, which is another way
-    yield from _use_pieces([one for one in roles if not isinstance(one, RewardModel)], compile)
+            reasons.append(f"the layers are not compiled, because {why}")
+    return Ways(packed, compile), reasons
 
 
 def _use_pieces(roles: list[Policy | SequencePolicy], compile: Compile | None) -> Iterator[str]:
@@ -106,7 +130,7 @@ def _scored(head: Head, hidden: Tensor, kernels: piece_logprobs.Kernels, tempera
 def _are_close(seen: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> bool:
     """Return whether each tensor is the expected one, within the rounding of its largest number."""
     pairs = zip(seen, expected, strict=True)
-    return all(float((one - other).abs().max()) <= tolerance(dtype) * float(other.abs().max()) for one, other in pairs)
+    return all(bool((one - other).abs().max() <= tolerance(dtype) * other.abs().max()) for one, other in pairs)
 
 
 def _first(reasons: Iterator[str | None]) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
+from cavesson.ops.gpu import is_on_gpu
 from cavesson.ops.matmul import PRODUCTS, Layout, current
 
 _precision = RLock()
@@ -70,7 +71,7 @@ def without_tf32() -> Iterator[None]:
 
 def is_chosen(x: Tensor, weight: Tensor) -> bool:
     """Return whether there are several products of these factors to choose from."""
-    is_alike = x.device.type == "cpu" and x.dtype == weight.dtype
+    is_alike = x.device.type == "cpu" and not is_on_gpu(x) and x.dtype == weight.dtype
     return is_alike and len(PRODUCTS.get(x.dtype, ())) > 1 and bool(x.numel()) and bool(weight.numel())
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cavesson.ops.chunks import chunks
+from cavesson.ops.gpu import is_on_gpu
 from cavesson.ops.head import Head
 
 PIECE = 2048
@@ -93,7 +94,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     """Return X·Y in float32, with sums in float32."""
     if x.dtype == torch.float32:
         return x @ y
-    if x.is_cuda:
+    if is_on_gpu(x):
         return torch.mm(x, y, out_dtype=torch.float32)
     return x.float() @ y.float()
 

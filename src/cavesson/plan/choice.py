@@ -25,7 +25,7 @@ def chosen(settings: RolloutRun | ExampleRun, fits: Callable[[RolloutRun | Examp
     """
     names = left_to_plan(settings)
     values: dict[str, Any] = {}
-    for values in _from_fastest(names):
+    for values in _from_fastest(names) if names else ():
         if fits(with_choices(settings, values)):
             break
     return values

@@ -11,7 +11,8 @@ _ON_HOST = ("weights", "critic", "reference", "optimiser")
 
 
 def limits(settings: RolloutRun | ExampleRun, memory: Memory) -> Iterator[str]:
-    """Yield a line for each setting whose effect is not predicted, and for each assumption about vLLM servers."""
+    """Yield a line for each way of computing that a run does without, setting that is not predicted, and assumption."""
+    yield from memory.ways
     if settings.parallel.offload:
         size = sum(memory.stays.get(name, 0) for name in _ON_HOST)
         yield (

@@ -20,6 +20,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
+from cavesson.ops.gpu import pretended_gpu
 from cavesson.plan.fakes import Answers, fake_processes
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.plan.prediction import Memory, Place, of_all_layers
@@ -55,8 +56,7 @@ def rollout_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
-            if mesh is None:
-                as_on_gpu(policy, settings.model)
+            ways = as_on_gpu(policy, settings.model) if mesh is None else []
             reference = policy.frozen_reference
             weights = weight_bytes(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
@@ -70,6 +70,7 @@ def rollout_memory(
                     cache = sample(run, policy, settings.sampling, prompts, largest.waiting, earlier)
                 _score_and_learn(run, policy, settings, largest, learned, scored)
             found = _memory(run, settings.model, weights, rewards, cache, mesh is not None)
+            found = replace(found, ways=tuple(ways))
             return _with_merged(found, policy, settings, mesh is not None)
 
     return _as_merged(of_all_layers(simulated, settings.model), settings.sampling.merge_adapters, place)
@@ -103,15 +104,15 @@ def example_memory(
     def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             role = sequence_role(settings, tokenizer, classifier, layers)
-            if mesh is None:
-                as_on_gpu(role, settings.model)
+            ways = as_on_gpu(role, settings.model) if mesh is None else []
             weights = weight_bytes(role.model, settings.model)
             sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(role, optimizer_of(role, settings), settings.algorithm, place.processes)
             with run.begun(_vocabulary(role), []):
                 run.learn(largest.batch, largest.passes)
                 run.stage("optimiser step", run.optimise)
-            return _memory(run, settings.model, weights, 0, 0, mesh is not None)
+            found = _memory(run, settings.model, weights, 0, 0, mesh is not None)
+            return replace(found, ways=tuple(ways))
 
     return of_all_layers(simulated, settings.model)
 
@@ -120,7 +121,7 @@ def example_memory(
 def _fake_place(settings: RunSettings, place: Place) -> Iterator[DeviceMesh | None]:
     """Compute with fake tensors inside this block, as one of the processes."""
     processes = fake_processes(place.processes, settings.parallel.shard, place.per_host)
-    with processes as mesh, FakeTensorMode(allow_non_fake_inputs=True), Answers():
+    with processes as mesh, FakeTensorMode(allow_non_fake_inputs=True), Answers(), pretended_gpu():
         yield mesh
 
 

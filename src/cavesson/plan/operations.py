@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -33,6 +34,12 @@ the numbers of a key, and how many over those of a value; and the argument that 
 
 Forward, those are queries · keys, and scores · values. Backward computes the scores again and the gradients of queries,
 keys, scores and values (arXiv:2205.14135, algorithm 4)."""
+_VARLEN: dict[Any, tuple[int, int, int, int]] = {
+    torch.ops.torch_attn._varlen_attn: (0, 3, 7, 2),
+    torch.ops.torch_attn._varlen_attn_backward: (1, 6, 10, 5),
+}
+"""The place of the queries among the arguments of attention in packed sequences, of the bounds between these, and of
+whether it is causal; and the number of products, as above."""
 Precision = Literal["half", "tf32", "full"]
 """Of matrix products: of factors in 16 bits; of float32 ones that are rounded to TF32 on a GPU; or not rounded."""
 
@@ -122,6 +129,12 @@ def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         (rows, heads, queries, key), (*_, keys, _), (*_, value) = (x.shape for x in args[first : first + 3])
         flops = 2 * int(rows * heads * queries * keys * (of_keys * key + of_values * value))
         return flops // 2 if len(args) > causal and args[causal] else flops  # half of the pairs of tokens are masked
+    if packet in _VARLEN:
+        first, bounds, causal, products = _VARLEN[packet]
+        _, heads, size = args[first].shape
+        with unset_fake_temporarily():
+            pairs = int(args[bounds].diff().long().square().sum())
+        return int(2 * heads * size * products * pairs) // (2 if args[causal] else 1)
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
 
 

@@ -40,6 +40,8 @@ class Memory:
     """those that are trained, critic included"""
     work: dict[str, Work]
     """the operations of each stage, done once"""
+    ways: tuple[str, ...] = ()
+    """why passes are not packed or compiled, if they would be for other models"""
 
     @property
     def peak(self) -> int:
@@ -88,4 +90,5 @@ def of_all_layers(simulated: Callable[[int | None], Memory], settings: ModelSett
         extended(few.numbers, more.numbers),
         extended(few.trained, more.trained),
         {name: repeated(work, more.work[name]) for name, work in few.work.items()},
+        few.ways,
     )

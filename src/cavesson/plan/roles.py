@@ -9,12 +9,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.models.compiled import compile_layers
 from cavesson.models.mapped import forward_dtype, mark
-from cavesson.models.parts import trunk
+from cavesson.models.parts import causal, trunk
+from cavesson.models.passes import Role, Ways, exact_ways, models_of, roles_of, take
 from cavesson.models.policy import Policy
-from cavesson.models.sequences import RewardModel, SequencePolicy
+from cavesson.models.sequences import RewardModel
 from cavesson.models.settings import ModelSettings, ReferenceSettings
-from cavesson.ops.piece_logprobs import PLAIN, Kernels, piece_logprobs
+from cavesson.ops.piece_logprobs import PLAIN, piece_logprobs
+from cavesson.plan.compiled import fused
 from cavesson.plan.fakes import fake
 from cavesson.plan.largest import LargestRollouts
 from cavesson.plan.skeleton import skeleton
@@ -59,21 +62,35 @@ def sequence_role(
     return fake(role)
 
 
-def as_on_gpu(role: Policy | SequencePolicy | RewardModel, settings: ModelSettings) -> None:
-    """Let a role compute as it does on a GPU, as far as that changes the memory that it needs.
+_exact: dict[str, tuple[Ways, list[str]]] = {}
+"""The ways that are exact and why others are not, by models: simulations of a run have the same models many times."""
 
-    Rows stay padded, because the largest ones have no padding, and layers are not compiled.
+
+def as_on_gpu(role: Role, settings: ModelSettings) -> list[str]:
+    """Let a role compute as it does on a GPU; return why it does not in the fastest ways.
+
+    What a run tries when it starts is tried here, too, but for the numbers, which fake tensors do not have.
     """
-    reference = role.frozen_reference if isinstance(role, Policy) else None
-    for one in (role, reference):
-        if isinstance(one, Policy) and (packs(settings) or compiles(settings)):
-            one.shares_prompts = False
-        if isinstance(one, Policy | SequencePolicy):
-            one.logprobs = partial(piece_logprobs, kernels=_FUSED if compiles(settings) else _APART)
+    wanted, models = Ways(packs(settings), fused if compiles(settings) else None), models_of(role)
+    key = repr((type(role), wanted, *((type(model), _without_depth(model)) for model in models)))
+    if key not in _exact:
+        _exact[key] = exact_ways(role, wanted)
+    elif _exact[key][0].compile is not None:
+        for model in models:
+            compile_layers(model, fused)
+    used, reasons = _exact[key]
+    take(role, used)
+    for one in roles_of(role):
+        if not isinstance(one, RewardModel):
+            one.logprobs = partial(piece_logprobs, kernels=PLAIN if used.compile is None else _FUSED)
+    return reasons
 
 
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y if x.dtype == torch.float32 else torch.mm(x, y, out_dtype=torch.float32)
+def _without_depth(model: nn.Module) -> dict[str, Any]:
+    """Return the config of a model without the number of its layers."""
+    config = causal(model).config.get_text_config()
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    return {**config.to_dict(), "num_hidden_layers": None, "layer_types": kinds}
 
 
 def _scores(products: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,9 +104,8 @@ def _gradient(products: Tensor, *known: Any) -> Tensor:
     return products.to(dtype, copy=True)
 
 
-_FUSED = Kernels(_product, _scores, _gradient)
+_FUSED = PLAIN._replace(scores=_scores, gradient=_gradient)
 """What compiled kernels read, write and keep."""
-_APART = PLAIN._replace(product=_product)
 
 
 def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -123,7 +123,8 @@ def learned_from(loss: Tensor) -> list[Tensor]:
         new = {following for following, _ in node.next_functions} - seen - {None}
         seen |= new
         nodes += new
-    return [node.variable for node in nodes if hasattr(node, "variable")]
+    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+    return [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]  # compiled layers have inputs that are leaves
 
 
 def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> None:
