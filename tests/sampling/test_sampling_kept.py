@@ -199,7 +199,7 @@ def test_logits_are_those_of_each_row_alone(make: Any, lengths: list[tuple[int, 
             Decoder(model, torch.tensor([row[:count]]), torch.ones(1, count, dtype=torch.long), cache).read()
         known.append(read_row(cache, 0, 0, row[:count]) if count else None)
     batch = padded_prompts(rows)
-    decoder = Decoder(model, batch["prompt_ids"], batch["prompt_mask"], new_cache(model, "static", 14), known=known)
+    decoder = Decoder(model, batch["prompt_ids"], batch["prompt_mask"], new_cache(model, "static", 14), read_rows=known)
     seen = torch.stack([decoder.read(), decoder.append(torch.full((len(rows),), 9))], dim=1)
     for row, logits in zip(rows, seen, strict=True):
         alone = model(input_ids=torch.tensor([[*row, 9]]), use_cache=False).logits[0, -2:]

@@ -91,7 +91,7 @@ def _sorted(table: Table, sort: str) -> Array:
 
 
 def _telling(known: Dictionary, feature: Array) -> Array:
-    """Return [K] which features tell something beside the others: no letters, nor characters that are also a word.
+    """Return [K] which features add to the others: not letters, nor characters that are also a word.
 
     Letters of alphabets follow their words.
     """

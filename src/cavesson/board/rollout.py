@@ -172,10 +172,10 @@ def _neighbours(run: OpenRun, step: int, sample: int, split: Split) -> dict[str,
     place = int(np.searchsorted(samples, sample))
     return {
         "siblings": found,
-        "previous": _place(snapshot, line[place]),
-        "next": _place(snapshot, line[min(place + 2, len(line) - 1)]),
+        "previous": _neighbour(snapshot, line[place]),
+        "next": _neighbour(snapshot, line[min(place + 2, len(line) - 1)]),
     }
 
 
-def _place(snapshot: Snapshot, row: int | None) -> dict[str, int] | None:
+def _neighbour(snapshot: Snapshot, row: int | None) -> dict[str, int] | None:
     return None if row is None else {name: int(snapshot.raw(name)[row]) for name in ("step", "sample")}

@@ -90,7 +90,7 @@ class Search:
         self._first: Array = np.empty(0, np.int64)
         self._enough = 0
         self._texts = required(text) if regex else [frozenset({text})]
-        self.found: Array = np.zeros(snapshot.rows, np.bool_)
+        self.hits: Array = np.zeros(snapshot.rows, np.bool_)
         self.left: Array = np.arange(snapshot.rows) < snapshot.state.text_rows
         if snapshot.alive is not None:
             self.left &= snapshot.alive
@@ -115,15 +115,15 @@ class Search:
                     self._thread = threading.Thread(target=self._go_on, daemon=True, name="search")
                     self._thread.start()
                 # Wait a little longer if there is no hit to show yet.
-                _ = self._progress.wait_for(self._done, PATIENCE) or self._progress.wait_for(self.found.any, PATIENCE)
-            return self.found.copy(), self.left.copy()
+                _ = self._progress.wait_for(self._done, PATIENCE) or self._progress.wait_for(self.hits.any, PATIENCE)
+            return self.hits.copy(), self.left.copy()
 
     def take_over(self, old: "Search") -> None:
         """Take over the results of an earlier search for the same text, as responses never change."""
         known = min(old.snapshot.state.text_rows, len(self.left))  # a slow request may have an older snapshot
         with old._progress:
             looked_at = ~old.left[:known]
-            self.found[:known] |= old.found[:known] & looked_at
+            self.hits[:known] |= old.hits[:known] & looked_at
             self.left[:known] &= ~looked_at
             old._asked = -FORGOTTEN
 
@@ -132,7 +132,7 @@ class Search:
         if self._holding is not None:
             return self.stopped is not None or not self.left.any()
         looked = ~self.left[self._first]
-        enough = looked.all() or np.count_nonzero(self.found[self._first] & looked) >= self._enough
+        enough = looked.all() or np.count_nonzero(self.hits[self._first] & looked) >= self._enough
         return self.stopped is not None or bool(enough)
 
     def _go_on(self) -> None:
@@ -160,14 +160,14 @@ class Search:
         """Search the texts of the first of some rows."""
         looked = self.run.scanner.scan(ScannedRows(self.run.record.folder, self.run.folder, rows), self.pattern)
         with self._progress:
-            self.found[rows[looked.places]] = True
+            self.hits[rows[looked.places]] = True
             self.left[rows[: looked.stop]] = False
             self._progress.notify_all()
 
     def _take(self, rows: slice, held: Array) -> None:
         """Add the results of the index for some rows."""
         with self._progress:
-            self.found[rows] |= held
+            self.hits[rows] |= held
             self.left[rows] = False
             self._progress.notify_all()
 

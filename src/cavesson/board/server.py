@@ -120,8 +120,8 @@ async def _failed(request: Request, error: Exception) -> Response:
     """Return the response to an error; errors not caused by the user are also printed in the terminal."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
-        return refuse(f"{place}: {reason}", 422)
+        field, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        return refuse(f"{field}: {reason}", 422)
     if isinstance(error, UserError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
         return refuse(" ".join(str(error).split("\n")), status)

@@ -30,9 +30,9 @@ class Stars:
     @property
     def path(self) -> Path:
         """The path of the file, which can change because a run may start after its board."""
-        return self._place("stars.json")
+        return self._path("stars.json")
 
-    def _place(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         """Return the path of a file beside the record; raise UserError if a link there leads out of the folder."""
         folder = local_folder(self._record)
         if folder is None or not os.access(folder, os.W_OK):
@@ -66,7 +66,7 @@ class Stars:
         path = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(self._place(".stars.lock"), WAIT, poll_interval=0.01):
+            with FileLock(self._path(".stars.lock"), WAIT, poll_interval=0.01):
                 stars = self.all()
                 before = stars.copy()
                 yield stars

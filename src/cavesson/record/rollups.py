@@ -123,12 +123,12 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
 
 
 def _token_lines(
-    where: Mapping[str, list[Any]], tokens: pa.Table, group: Array, line: Array, known: Array
+    where: Mapping[str, list[Any]], tokens: pa.Table, group: Array, line: Array, has_row: Array
 ) -> Iterator["_Lines"]:
     groups = _Groups(group[line], len(where["step"]))
     bins = _Bins(groups, tokens["position"].to_numpy() // BIN)
     for name, numbers, valid in _token_values(tokens):
-        there = known & valid
+        there = has_row & valid
         shown = there & np.isfinite(numbers)
         finite, values = bins.chosen(shown), _chosen(numbers, shown)
         lists = finite.lists(finite.each.counts(), finite.sums(values))

@@ -129,21 +129,21 @@ def _stem(step: int, attempt: int, rank: int, last: int | None) -> str:
     return stem if last in (None, step) else f"{stem}-{last:08d}"
 
 
-def live_segments(place: Storage) -> LiveSegments:
+def live_segments(files: Storage) -> LiveSegments:
     """Return the committed segments that no later attempt superseded."""
-    state = place.state(FOLDERS)
-    return _live_segments(place) if state is None else _remembered(place, state)
+    state = files.state(FOLDERS)
+    return _live_segments(files) if state is None else _remembered(files, state)
 
 
 @lru_cache(maxsize=64)
-def _remembered(place: Storage, state: tuple[int, ...]) -> LiveSegments:
-    return _live_segments(place)
+def _remembered(files: Storage, state: tuple[int, ...]) -> LiveSegments:
+    return _live_segments(files)
 
 
-def _live_segments(place: Storage) -> LiveSegments:
+def _live_segments(files: Storage) -> LiveSegments:
     # The attempts are read after the files: a new attempt in between can only hide files, never show both attempts.
-    found = listing(place)
-    starts = attempts(place)
+    found = listing(files)
+    starts = attempts(files)
     return LiveSegments(
         _live(found.rows, starts, complete_until(found.rows, starts)), _live(found.steps, starts, {}), starts
     )
@@ -175,20 +175,20 @@ def _complete_until(segments: Sequence[Segment], attempt: Attempt) -> int:
     return min(last.values()) + 1
 
 
-def listing(place: Storage) -> Listing:
+def listing(files: Storage) -> Listing:
     """Return all committed segments, file names and manifests of a run.
 
     The files are listed before the manifests: a file removed in between is named by a manifest that already existed.
     The outputs of a manifest exist, even if they appeared only after the files were listed.
     """
-    names = place.names("record")
-    return _listing(names, _manifests(place))
+    names = files.names("record")
+    return _listing(names, _manifests(files))
 
 
-def _manifests(place: Storage) -> list[Manifest]:
+def _manifests(files: Storage) -> list[Manifest]:
     while True:
         try:
-            return [_manifest(place, name) for name in sorted(place.names(MANIFESTS)) if name[0] != "."]
+            return [_manifest(files, name) for name in sorted(files.names(MANIFESTS)) if name[0] != "."]
         except FileNotFoundError:
             continue  # a compaction has just removed a manifest because another one replaces it
 
@@ -223,15 +223,15 @@ def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
 
 
 @lru_cache(maxsize=4096)
-def _manifest(place: Storage, name: str) -> Manifest:
+def _manifest(files: Storage, name: str) -> Manifest:
     """Read a manifest; it can be cached because manifests never change."""
-    content = place.read(f"{MANIFESTS}/{name}")
+    content = files.read(f"{MANIFESTS}/{name}")
     try:
         found = json.loads(content)
         outputs = {kind: [_segment(fields) for fields in found[kind]] for kind in KINDS}
         return Manifest(name, found["replaces"], outputs)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{place.path(f'{MANIFESTS}/{name}')} does not say what was merged") from error
+        raise ValueError(f"{files.path(f'{MANIFESTS}/{name}')} does not say what was merged") from error
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
@@ -246,12 +246,12 @@ def _segment(fields: Mapping[str, Any]) -> Segment:
 
 
 def write_manifest(
-    place: Storage, name: str, replaces: dict[Kind, list[str]], outputs: dict[Kind, list[Segment]]
+    files: Storage, name: str, replaces: dict[Kind, list[str]], outputs: dict[Kind, list[Segment]]
 ) -> None:
     """Commit ``outputs`` in place of the segments with the stems in ``replaces``."""
     content: dict[str, Any] = {"replaces": replaces}
     content |= {kind: [vars(segment) for segment in outputs[kind]] for kind in KINDS}
-    with place.writing(f"{MANIFESTS}/{name}") as file:
+    with files.writing(f"{MANIFESTS}/{name}") as file:
         file.write(json.dumps(content).encode())
 
 
@@ -280,8 +280,8 @@ def with_places(rows: pa.Table, columns: Sequence[Column], start: int, count: Ar
     return rows
 
 
-def write_parquet(place: Storage, name: str, table: pa.Table) -> None:
-    with place.writing(name) as file:
+def write_parquet(files: Storage, name: str, table: pa.Table) -> None:
+    with files.writing(name) as file:
         pq.write_table(table, file, **layout(table.schema))
 
 
@@ -302,9 +302,9 @@ def union(*tables: pa.Table) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int, pa.Table]]:
+def by_step(files: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows of a file step by step, reading one row group at a time."""
-    file = place.parquet(segment.name(kind))
+    file = files.parquet(segment.name(kind))
     pending: pa.Table | None = None
     for group in range(file.num_row_groups):
         table = file.read_row_group(group)
@@ -318,11 +318,11 @@ def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int,
         yield pending["step"][0].as_py(), pending
 
 
-def rollups_in(place: Storage, segment: Segment, columns: list[str] | None = None) -> pa.Table:
+def rollups_in(files: Storage, segment: Segment, columns: list[str] | None = None) -> pa.Table:
     """Return a segment's roll-ups, all columns or some; they are computed if the record has none."""
     try:
-        return place.parquet(segment.name("rollups")).read(columns)
+        return files.parquet(segment.name("rollups")).read(columns)
     except FileNotFoundError:
-        rows, tokens = (place.parquet(segment.name(kind)).read() for kind in ("rows", "tokens"))
+        rows, tokens = (files.parquet(segment.name(kind)).read() for kind in ("rows", "tokens"))
         found = rollups_of(rows, current(tokens))
         return found if columns is None else found.select(columns)

@@ -81,28 +81,28 @@ Location = Path | str | Storage
 """A folder, a URL, or what was made of one."""
 
 
-def storage(place: Location) -> Storage:
+def storage(location: Location) -> Storage:
     """Return the storage of a run; a storage object is returned unchanged.
 
     Raises:
         UserError: The URL is not one of object storage, or the package that reads it is not installed.
     """
-    if isinstance(place, str) and "://" in place:
-        return Remote(checked_url(place))
-    return Folder(Path(place)) if isinstance(place, str | Path) else place
+    if isinstance(location, str) and "://" in location:
+        return Remote(checked_url(location))
+    return Folder(Path(location)) if isinstance(location, str | Path) else location
 
 
 @contextmanager
-def reaching(place: Location) -> Iterator[None]:
+def reaching(location: Location) -> Iterator[None]:
     """Convert errors of the library that accesses a location to a UserError; each library raises its own exceptions."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if isinstance(place, Path):
+        if isinstance(location, Path):
             raise
-        name = place if isinstance(place, str) else place.root
+        name = location if isinstance(location, str) else location.root
         raise UserError(f"{name} cannot be reached: {first_line(error)}") from error
 
 

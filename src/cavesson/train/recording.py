@@ -145,7 +145,7 @@ def lost_record(trainer: Trainer) -> str | None:
     """
     recorder = trainer.recorder
     error = None if recorder is None else recorder.unreachable
-    said = None if recorder is None or error is None else f"{recorder.place} cannot be reached: {first_line(error)}"
+    said = None if recorder is None or error is None else f"{recorder.location} cannot be reached: {first_line(error)}"
     found = next((line for line in trainer.learner.processes.of_all(said) if line is not None), None)
     advice = (
         f"The checkpoint is complete; resume the run to upload the rest of the record, {trainer.folder / UNRECORDED}"

@@ -40,7 +40,7 @@ ABANDONED = 3600
 
 
 def compact(
-    place: Location,
+    location: Location,
     rank: int | None = None,
     before: tuple[int, int] | None = None,
     *,
@@ -50,7 +50,7 @@ def compact(
     """Merge small segments into large ones and return the number of merged segments.
 
     Args:
-        place: Run folder.
+        location: Run folder.
         rank: Merge only what this process wrote; only that process may call it. None = the whole run.
         before: (attempt, step) of the first segment that may still grow; None = all are closed.
         ended: Whether no process writes the run any more. If so, everything is merged, and for the whole run
@@ -58,7 +58,7 @@ def compact(
             it is, and the next compaction deletes the sources.
         go_on: Called before every step; an exception that it raises aborts the merge and leaves the run unchanged.
     """
-    files = storage(place)
+    files = storage(location)
     _sweep(files, rank)
     found = listing(files)
     try:
@@ -87,8 +87,8 @@ class _Choice(NamedTuple):
         return [s for s in closed if self.before is None or (s.attempt, s.last) < self.before]
 
 
-def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[], None]) -> int:
-    complete = found if choice.rank is not None else _complete(files, found)
+def _compact(files: Storage, listed: Listing, choice: _Choice, go_on: Callable[[], None]) -> int:
+    complete = listed if choice.rank is not None else _complete(files, listed)
     plan = {kind: _groups(files, kind, segments, choice) for kind, segments in _by_kind(complete)}
     replaces = {kind: [segment.stem for group in plan[kind] for segment in group] for kind in plan}
     rank = choice.rank
@@ -106,10 +106,10 @@ def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[]
     return count
 
 
-def _complete(files: Storage, found: Listing) -> Listing:
-    """Leave out the rollouts of steps that not all processes have recorded: only by its process can they be told."""
-    ends = complete_until(found.rows, attempts(files))
-    return found._replace(rows=[one for one in found.rows if one.last < ends.get(one.attempt, one.stop)])
+def _complete(files: Storage, listed: Listing) -> Listing:
+    """Leave out the rollouts of steps that some process has not recorded: merged files do not name processes."""
+    ends = complete_until(listed.rows, attempts(files))
+    return listed._replace(rows=[one for one in listed.rows if one.last < ends.get(one.attempt, one.stop)])
 
 
 def _label(writer: str) -> str:
@@ -117,22 +117,24 @@ def _label(writer: str) -> str:
     return f"{writer}-{int(time.time()):08x}{uuid4().hex[:8]}"
 
 
-def _committed(found: Listing) -> set[tuple[Kind, str]]:
-    return {(kind, segment.stem) for kind, segments in _by_kind(found) for segment in segments}
+def _committed(listed: Listing) -> set[tuple[Kind, str]]:
+    return {(kind, segment.stem) for kind, segments in _by_kind(listed) for segment in segments}
 
 
-def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table, turns: pa.Table = NO_TURNS) -> None:
+def write_rollouts(
+    location: Location, attempt: int, rows: pa.Table, tokens: pa.Table, turns: pa.Table = NO_TURNS
+) -> None:
     """Write rollouts of any steps as one large segment, for callers that have many of them at once.
 
     `rows`, `tokens` and `turns` are columns of ``ROW_COLUMNS``, ``TOKEN_COLUMNS`` and ``TURN_COLUMNS``; ``step`` with
     ``sample`` must be new to the record.
     """
-    commit(place, [write_uncommitted(place, attempt, Tables(rows, current(tokens), turns))])
+    commit(location, [write_uncommitted(location, attempt, Tables(rows, current(tokens), turns))])
 
 
-def write_uncommitted(place: Location, attempt: int, tables: Tables) -> Segment:
+def write_uncommitted(location: Location, attempt: int, tables: Tables) -> Segment:
     """Like ``write_rollouts``, but readers see the segment only after ``commit`` is called with it."""
-    files = storage(place)
+    files = storage(location)
     steps = tables.rows["step"].to_numpy()
     first, last = int(steps.min()), int(steps.max())
     stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{_label('all')}"
@@ -140,16 +142,16 @@ def write_uncommitted(place: Location, attempt: int, tables: Tables) -> Segment:
     return Segment(first, last, last + 1, attempt, None, stem, tables.rows.num_rows)
 
 
-def commit(place: Location, segments: Sequence[Segment]) -> None:
+def commit(location: Location, segments: Sequence[Segment]) -> None:
     """Add segments that ``write_uncommitted`` returned to the record, atomically."""
     if not segments:
         return
     nothing: dict[Kind, list[str]] = {"rows": [], "steps": []}
-    write_manifest(storage(place), f"{_label('all')}.json", nothing, {"rows": list(segments), "steps": []})
+    write_manifest(storage(location), f"{_label('all')}.json", nothing, {"rows": list(segments), "steps": []})
 
 
-def _by_kind(found: Listing) -> list[tuple[Kind, list[Segment]]]:
-    return [("rows", found.rows), ("steps", found.steps)]
+def _by_kind(listed: Listing) -> list[tuple[Kind, list[Segment]]]:
+    return [("rows", listed.rows), ("steps", listed.steps)]
 
 
 def _groups(files: Storage, kind: Kind, segments: list[Segment], choice: _Choice) -> list[list[Segment]]:

@@ -16,7 +16,7 @@ class _Stopped(Exception):
 class Merger:
     """Merges the segments that one process has written, on request and one merge at a time.
 
-    ``failed`` is called with the exception if a merge fails; the next request is another try.
+    ``failed`` is called with the exception if a merge fails; the next request tries again.
     """
 
     def __init__(self, files: Storage, rank: int, failed: Callable[[BaseException], None]) -> None:

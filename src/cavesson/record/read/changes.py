@@ -29,9 +29,9 @@ def changes(files: Storage, now: LiveSegments, cursor: str | None) -> Changes:
     attempts = [[one.number, one.start_step] for one in now.attempts]
     sizes = {segment.stem: files.size(segment.name("rows")) for segment in growing(now.rows)}
     segments = {segment.stem: sizes.get(segment.stem) for segment in now.rows}
-    known: dict[str, Any] = json.loads(cursor) if cursor else {"attempts": attempts, "segments": {}}
-    new = [start for attempt, start in attempts if [attempt, start] not in known["attempts"]]
-    new += _new_steps(files, now.rows, known["segments"])
+    before: dict[str, Any] = json.loads(cursor) if cursor else {"attempts": attempts, "segments": {}}
+    new = [start for attempt, start in attempts if [attempt, start] not in before["attempts"]]
+    new += _new_steps(files, now.rows, before["segments"])
     cursor = json.dumps({"attempts": attempts, "segments": segments})
     return Changes(cursor, min(new, default=None), now.rows)
 
@@ -41,22 +41,22 @@ def attempts_in(cursor: str | None) -> list[list[int]]:
     return list(json.loads(cursor)["attempts"]) if cursor else []
 
 
-def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, int | None]) -> list[int]:
+def _new_steps(files: Storage, segments: Iterable[Segment], sizes: Mapping[str, int | None]) -> list[int]:
     """Return the first step of each segment that the reader does not know, or that has grown since.
 
-    ``known`` has the size of each rows file that could still grow by its stem, and None for the others.
+    ``sizes`` has the size of each rows file that could still grow by its stem, and None for the others.
     """
     found = listing(files)
     sources = {segment.stem: m.replaces["rows"] for m in found.manifests for segment in m.outputs["rows"]}
     stems: list[str] = []
     for segment in segments:
-        if segment.stem not in known:
+        if segment.stem not in sizes:
             # Of the merged sources, only those matter that were not superseded.
             merged = [stem for stem in sources.get(segment.stem, []) if _counted(stem, segment)]
             stems += merged or [segment.stem]
-        elif known[segment.stem] is not None:
+        elif sizes[segment.stem] is not None:
             stems.append(segment.stem)
-    return [_first_step(stem) for stem in stems if stem not in known or _grown(files, stem, known[stem])]
+    return [_first_step(stem) for stem in stems if stem not in sizes or _grown(files, stem, sizes[stem])]
 
 
 def _grown(files: Storage, stem: str, size: int | None) -> bool:

@@ -29,42 +29,42 @@ OF_ROLLOUT: dict[Kind, tuple[Sequence[Column], Sequence[Column]]] = {
 """What a rollout consists of: its columns, and those of its rows that say where it is."""
 
 
-def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
+def fetched(storage: Storage, live: LiveSegments, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
     """Return the rows of some rollouts, given by step and sample, in the requested order.
 
     Raises:
         UserError: The record has no such rollout.
     """
     asked = np.array([(step << 32) + sample for step, sample in keys], np.int64)
-    wanted, place = np.unique(asked, return_inverse=True)
+    wanted, inverse = np.unique(asked, return_inverse=True)
     fields = [column for column in (*ROW_COLUMNS, *PLACE_COLUMNS) if column.name in columns]
     tables, which = [arrow_schema(fields).empty_table()], [np.array([], np.int64)]
-    for segment in with_steps(found.rows, {step for step, _ in keys}):
+    for segment in with_steps(live.rows, {step for step, _ in keys}):
         some, at = lines_of_keys(storage, segment, columns, wanted)
         tables, which = tables + some, which + at
     there, first = np.unique(np.concatenate(which), return_index=True)  # a key that is there twice counts once
     if len(there) < len(wanted):
         missing = int(np.setdiff1d(np.arange(len(wanted)), there)[0])
-        step, sample = keys[list(place).index(missing)]
-        count = counted(_rollouts_of(storage, found, step), "rollout")
+        step, sample = keys[list(inverse).index(missing)]
+        count = counted(_rollouts_of(storage, live, step), "rollout")
         raise UserError(f"{storage.root} has no sample {sample} in step {step}, which has {count}")
-    return union(*tables).take(first[place])
+    return union(*tables).take(first[inverse])
 
 
-def fetched_lines(storage: Storage, found: LiveSegments, kind: Kind, keys: Array) -> pa.Table:
+def fetched_lines(storage: Storage, live: LiveSegments, kind: Kind, keys: Array) -> pa.Table:
     """Return the tokens or turns of some rollouts, unordered; ``keys`` are those of ``rollout_keys``, ascending."""
     columns, places = OF_ROLLOUT[kind]
     names = [column.name for column in places]
     parts = [arrow_schema(columns).empty_table()]
-    for segment in with_steps(found.rows, np.unique(keys >> 32).tolist()):
+    for segment in with_steps(live.rows, np.unique(keys >> 32).tolist()):
         tables, _ = lines_of_keys(storage, segment, names, keys)
         if tables and (kind == "tokens" or tables[0].num_columns):
             parts.append(_lines_in(storage, segment, kind, keys, union(*tables)))
     return union(*parts)
 
 
-def _rollouts_of(storage: Storage, found: LiveSegments, step: int) -> int:
-    segments = with_steps(found.rows, {step})
+def _rollouts_of(storage: Storage, live: LiveSegments, step: int) -> int:
+    segments = with_steps(live.rows, {step})
     return sum(lines_of_steps(storage, segment, "rows", ["sample"], {step}).num_rows for segment in segments)
 
 

@@ -15,8 +15,8 @@ def index_folder(run: Run) -> Path:
     if root is not None and run.info and _may_be_written(root / "index"):
         return root / "index"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = run.folder if root is None else os.path.abspath(root)
-    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    location = run.folder if root is None else os.path.abspath(root)
+    name = hashlib.sha256(location.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache / "cavesson" / "index" / name
 
 

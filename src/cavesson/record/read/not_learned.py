@@ -40,10 +40,10 @@ def padding_at_end(run: Run, tokens: pa.Table) -> int:
     return count
 
 
-def _pads(texts: Sequence[str], ids: Sequence[int | None], place: int, pad: int | None) -> bool:
-    text = texts[place]
-    repeats = place > 0 and texts[place - 1] == text and _SPECIAL.fullmatch(text) is not None
-    return repeats or _PAD.fullmatch(text) is not None or (pad is not None and ids[place] == pad)
+def _pads(texts: Sequence[str], ids: Sequence[int | None], index: int, pad: int | None) -> bool:
+    text = texts[index]
+    repeats = index > 0 and texts[index - 1] == text and _SPECIAL.fullmatch(text) is not None
+    return repeats or _PAD.fullmatch(text) is not None or (pad is not None and ids[index] == pad)
 
 
 def _padding_id(info: Mapping[str, Any]) -> int | None:

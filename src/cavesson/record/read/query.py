@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
     """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary``.
 
-    It takes at most so many seconds, and bytes of memory; at most ``limit`` rows are returned.
+    It may take ``seconds`` and ``memory`` bytes; at most ``limit`` rows are returned.
 
     Raises:
         UserError: The query is invalid, is not a SELECT, reads anything but the record, or exceeds a limit.
@@ -120,17 +120,17 @@ def _values(column: pa.ChunkedArray, kind: str) -> list[Any]:
 def _answer(task: dict[str, Any]) -> pa.Table:
     """Return at most one row more than the limit, running the query in the current process."""
     run = open(task["run"])
-    return run.consistent(lambda found: _answered(run, found, task))
+    return run.consistent(lambda live: _answered(run, live, task))
 
 
-def _answered(run: Run, found: LiveSegments, task: dict[str, Any]) -> pa.Table:
+def _answered(run: Run, live: LiveSegments, task: dict[str, Any]) -> pa.Table:
     """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(
-        run.storage, found, task["text"], run.computed, memory_limit=memory, temp_directory="", threads="2"
+        run.storage, live, task["text"], run.computed, memory_limit=memory, temp_directory="", threads="2"
     )
     used = [kind for kind in KINDS if kind in task["text"].lower()]
-    paths = [run.storage.path(s.name(kind)) for kind in used for s in files_of(run.storage, found, kind)]
+    paths = [run.storage.path(s.name(kind)) for kind in used for s in files_of(run.storage, live, kind)]
     # The views name the files as patterns, and DuckDB checks these paths too.
     connection.execute("SET allowed_paths = $1", [paths + [glob.escape(path) for path in paths]])
     connection.execute("SET enable_external_access = false")

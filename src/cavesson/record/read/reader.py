@@ -75,7 +75,7 @@ def open(run: Location, allow_remote: bool = False) -> "Run":
 
     Args:
         run: A run folder, or a URL such as ``s3://bucket/run``.
-        allow_remote: Whether the record may be at another place that the folder names, in object storage.
+        allow_remote: Whether the record may be at another location that the folder names, in object storage.
 
     Raises:
         UserError: ``run.json`` is missing or unreadable, the location cannot be reached, or the record is at another
@@ -93,7 +93,7 @@ def open(run: Location, allow_remote: bool = False) -> "Run":
 
 
 def _elsewhere(files: Storage, url: str, allow_remote: bool) -> Storage:
-    """Return the place of a record that a run folder names; that the folder may come from a stranger is the point.
+    """Return the location of a record that a run folder names. The folder may come from a stranger.
 
     Raises:
         UserError: It is not in object storage, or the user has not allowed it.
@@ -181,7 +181,7 @@ class Run:
 
     def changes(self, cursor: str | None) -> Changes:
         """Return what is new since the cursor of an earlier call; None = since the beginning."""
-        return self.consistent(lambda found: changes(self.storage, found, cursor))
+        return self.consistent(lambda live: changes(self.storage, live, cursor))
 
     def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Return rollouts without their tokens, ordered by step and sample; all steps and columns if None.
@@ -215,18 +215,18 @@ class Run:
 
     def has_turns(self) -> bool:
         """Return whether the record has turns of any rollout."""
-        return self.consistent(lambda found: any(has_turns(self.storage, segment) for segment in found.rows))
+        return self.consistent(lambda live: any(has_turns(self.storage, segment) for segment in live.rows))
 
     def _lines_of(self, kind: Kind, keys: Iterable[tuple[int, int]], order: Sequence[str]) -> pa.Table:
         wanted = np.unique(np.array([(step << 32) + sample for step, sample in keys], np.int64))
-        return sorted_rows(self.consistent(lambda found: fetched_lines(self.storage, found, kind, wanted)), order)
+        return sorted_rows(self.consistent(lambda live: fetched_lines(self.storage, live, kind, wanted)), order)
 
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
 
-        def read(found: LiveSegments) -> pa.Table:
+        def read(live: LiveSegments) -> pa.Table:
             declared = arrow_schema(STEP_COLUMNS).empty_table()
-            tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in found.steps]
+            tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in live.steps]
             table = union(declared, *tables).sort_by("step")
             # A merged file has columns for the metrics of all its steps, including superseded ones.
             lacking = [name for name in table.column_names if table[name].null_count == table.num_rows]
@@ -240,9 +240,9 @@ class Run:
         Columns are such as ``reward``, ``part/length`` or ``kl_k1``; all columns and steps if None.
         """
 
-        def read(found: LiveSegments) -> pa.Table:
+        def read(live: LiveSegments) -> pa.Table:
             tables = [ROLLUP_SCHEMA.empty_table()]
-            for segment in with_steps(found.rows, steps):
+            for segment in with_steps(live.rows, steps):
                 table = rollups_in(self.storage, segment)
                 there = pc.less(table["step"], segment.stop)
                 if columns is not None:
@@ -257,9 +257,9 @@ class Run:
     def not_finite(self) -> pa.Table:
         """Return ``step``, ``split``, ``column`` and ``not_finite``, the number of NaN and infinite values."""
 
-        def read(found: LiveSegments) -> pa.Table:
+        def read(live: LiveSegments) -> pa.Table:
             parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
-            for segment in found.rows:
+            for segment in live.rows:
                 table = rollups_in(self.storage, segment, _NOT_FINITE)
                 there = pc.and_(pc.less(table["step"], segment.stop), pc.greater(table["not_finite"], 0))
                 parts.append(table.filter(there))
@@ -284,7 +284,7 @@ class Run:
         Raises:
             UserError: The record has no such rollout.
         """
-        found = self.consistent(lambda found: fetched(self.storage, found, keys, _names(ROW_COLUMNS, columns)))
+        found = self.consistent(lambda live: fetched(self.storage, live, keys, _names(ROW_COLUMNS, columns)))
         return found.select(_names(ROW_COLUMNS, columns))
 
     def read(
@@ -364,7 +364,7 @@ class Run:
         """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary`` as of now."""
         from cavesson.record.read.views import connect
 
-        return self.consistent(lambda found: connect(self.storage, found, query, self.computed).sql(query))
+        return self.consistent(lambda live: connect(self.storage, live, query, self.computed).sql(query))
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
         """Return the text of each id; an id without a text is written as its number, as in ``<17>``."""
@@ -399,11 +399,11 @@ class Run:
         """
         while True:
             try:
-                found = live_segments(self.storage)
+                live = live_segments(self.storage)
                 try:
-                    return read(found)
+                    return read(live)
                 except FileNotFoundError:
-                    if found == live_segments(self.storage):
+                    if live == live_segments(self.storage):
                         raise
             except (ValueError, OSError) as error:
                 reason = first_line(error)
@@ -423,9 +423,9 @@ class Run:
 
         empty = arrow_schema([c for c in declared if c.name in read]).empty_table()
 
-        def table(found: LiveSegments) -> pa.Table:
-            parts, open_ones = [empty], growing(found.rows)
-            for segments in overlapping(with_steps(found.rows, wanted)):
+        def table(live: LiveSegments) -> pa.Table:
+            parts, open_ones = [empty], growing(live.rows)
+            for segments in overlapping(with_steps(live.rows, wanted)):
                 lines = (self._lines(kind, segment, segment in open_ones, read, wanted) for segment in segments)
                 parts.append(sorted_rows(union(empty, *lines), order))
             return union(*parts)

@@ -61,7 +61,7 @@ TOKEN_NUMBERS = ("logprob", "ref_logprob", "kl_k1", "value", "token_reward", "ad
 
 
 def show(
-    place: Location,
+    location: Location,
     console: Console,
     *,
     step: int | None = None,
@@ -76,11 +76,11 @@ def show(
     trained on, or the held-out ones. With ``sample``, this rollout of ``step`` is shown token by token.
 
     Raises:
-        UserError: ``place`` is not a run, the rollout is not in it, or it has no held-out responses to show.
+        UserError: ``location`` is not a run, the rollout is not in it, or it has no held-out responses to show.
     """
-    run = open_run(place, allow_remote)
+    run = open_run(location, allow_remote)
     if sample is not None:
-        _show_one(run, console, step, sample, split)
+        _show_chosen_rollout(run, console, step, sample, split)
         return
     _check_split(run, step, split)
     _show_header(run, console)
@@ -98,7 +98,7 @@ def _show_left_out(run: Run, console: Console, step: int | None, split: Split) -
         console.print(f"left out of the lists: {counted(left_out, f'{kind} response')}; {way}", highlight=False)
 
 
-def _show_one(run: Run, console: Console, step: int | None, sample: int, split: Split) -> None:
+def _show_chosen_rollout(run: Run, console: Console, step: int | None, sample: int, split: Split) -> None:
     if step is None:
         raise UserError("a rollout is identified by step and sample: give the step too")
     if split == HELD_OUT:
@@ -131,12 +131,12 @@ def _check_step(run: Run, step: int) -> None:
         raise UserError(f"{run.folder} has no rollout of step {step}; {known}")
 
 
-def headline(place: Location) -> str | None:
+def headline(location: Location) -> str | None:
     """Return the main result of a run that the user has trained, such as ``mean reward of a step 0.1 → 0.9 (rose)``.
 
     It rose or fell only if the interval of the change excludes 0. None if it was not measured.
     """
-    table = open_run(place, allow_remote=True).steps()
+    table = open_run(location, allow_remote=True).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None
@@ -166,7 +166,7 @@ def _changed(change: Mapping[str, Any]) -> str:
 
 
 def _show_steps(run: Run, console: Console, split: Split) -> None:
-    """Print the means of steps, of training and held-out rollouts apart; of held-out ones only, if asked for."""
+    """Print the means of each step, separately for training and held-out rollouts, or for held-out ones only."""
     rows = run.rows(["step", "split"])
     steps = (of_split(rows, split) if split == HELD_OUT else rows)["step"].unique().to_numpy()
     if not len(steps):

@@ -31,7 +31,7 @@ _COLUMNS: dict[Kind, Sequence[Column]] = {
 
 
 def connect(
-    files: Storage, found: LiveSegments, query: str, computed: Mapping[str, Callable[[], pa.Table]], **config: str
+    files: Storage, live: LiveSegments, query: str, computed: Mapping[str, Callable[[], pa.Table]], **config: str
 ) -> duckdb.DuckDBPyConnection:
     """Return a connection with the views of these segments that the query may use, and DuckDB's settings.
 
@@ -39,16 +39,16 @@ def connect(
     ``computed`` are the tables of the run that no file has as they are.
 
     Raises:
-        FileNotFoundError: A compaction has just removed what ``found`` names.
+        FileNotFoundError: A compaction has just removed what ``live`` names.
     """
     connection = duckdb.connect(config={**DUCKDB, **config})
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
     wanted = [kind for kind in _COLUMNS if kind in query.lower()]
-    grown = _growing(files, found, wanted)
+    grown = _growing(files, live, wanted)
     try:
         for kind in wanted:
-            _create_view(connection, files, kind, found, grown[kind])
+            _create_view(connection, files, kind, live, grown[kind])
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from error
     for name, table in computed.items():
@@ -57,36 +57,36 @@ def connect(
     return connection
 
 
-def _growing(files: Storage, found: LiveSegments, wanted: Sequence[Kind]) -> dict[Kind, list[pa.Table]]:
+def _growing(files: Storage, live: LiveSegments, wanted: Sequence[Kind]) -> dict[Kind, list[pa.Table]]:
     """Return the content of the files that may still be replaced.
 
     DuckDB opens a file once to read its columns and again for every query, and might find a different file then.
     """
-    segments = growing(found.rows) if set(wanted) - {"steps"} else ()
+    segments = growing(live.rows) if set(wanted) - {"steps"} else ()
     rows = [(segment, lines_of_steps(files, segment, "rows", None, None)) for segment in segments]
     tables: dict[Kind, list[pa.Table]] = {"rows": [table for _, table in rows]}
     for kind in OF_ROLLOUT.keys() & set(wanted):
         tables[kind] = [lines_of_rows(files, segment, kind, table, None, None) for segment, table in rows]
     if "steps" in wanted:
-        tables["steps"] = [lines_of_steps(files, segment, "steps", None, None) for segment in growing(found.steps)]
+        tables["steps"] = [lines_of_steps(files, segment, "steps", None, None) for segment in growing(live.steps)]
     return tables
 
 
-def files_of(files: Storage, found: LiveSegments, kind: Kind) -> list[Segment]:
+def files_of(files: Storage, live: LiveSegments, kind: Kind) -> list[Segment]:
     """Return the segments that have a file of a kind and can no longer grow."""
-    segments = found.steps if kind == "steps" else found.rows
+    segments = live.steps if kind == "steps" else live.rows
     open_ones = growing(segments)
     settled = [segment for segment in segments if segment not in open_ones]
     return [segment for segment in settled if kind != "turns" or has_turns(files, segment)]
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, files: Storage, kind: Kind, found: LiveSegments, grown: list[pa.Table]
+    connection: duckdb.DuckDBPyConnection, files: Storage, kind: Kind, live: LiveSegments, grown: list[pa.Table]
 ) -> None:
     """Create a view with every declared column, whether or not any file has it."""
     parts = [f"{kind}_declared"]
     connection.register(parts[0], arrow_schema(_COLUMNS[kind]).empty_table())
-    settled = files_of(files, found, kind)
+    settled = files_of(files, live, kind)
     whole = [segment for segment in settled if segment.stop > segment.last]
     cut = [segment for segment in settled if segment.stop <= segment.last]
     for number, (some, stop) in enumerate([(whole, None), *(([segment], segment.stop) for segment in cut)]):

@@ -28,9 +28,9 @@ from cavesson.record.write.writing import (
 _JOURNAL = re.compile(r"\.journal-(\d{4,})-(\d{4,})")
 
 
-def recover(place: Location) -> None:
+def recover(location: Location) -> None:
     """Add what killed processes had recorded but not written to segments; the journals of running ones stay."""
-    files = storage(place)
+    files = storage(location)
     # A shared file system may not show the locks of other machines.
     if files.growing("record") is None or written_elsewhere(files):
         return
@@ -50,13 +50,13 @@ def recover(place: Location) -> None:
             _add_metrics(files, attempt, rank, metrics_by_step(call for call in calls if isinstance(call, Metrics)))
 
 
-def add_fallback(fallback: Path, place: Location) -> None:
+def add_fallback(fallback: Path, location: Location) -> None:
     """Add to a record what a recorder could only write to its fallback folder, and remove the folder.
 
     If that is interrupted, it can be repeated: nothing is added twice. The record may have been merged meanwhile; then
     it has either all metrics of a step or none of them.
     """
-    files, found = storage(place), listing(Folder(fallback))
+    files, found = storage(location), listing(Folder(fallback))
     for segment in found.rows:
         _add_rollouts(files, segment.attempt, segment.rank or 0, read_segment(Folder(fallback), segment.stem))
     for segment in found.steps:

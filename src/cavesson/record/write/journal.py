@@ -76,7 +76,7 @@ class Journal:
         self.size = size
 
     def close(self, keep: bool) -> None:
-        """Close the journal; ``keep`` it if what it has could not be written."""
+        """Close the journal; ``keep`` it if its calls could not be written."""
         if not keep:
             Path(self._file.name).unlink(missing_ok=True)
         self._file.close()
@@ -174,7 +174,7 @@ def _call(head: Any, body: bytes) -> Call:
     for name, limit in (("row", rows), ("position", 2**31)):
         column = tokens[name]
         if column.dtype.kind not in "iu" or (len(column) and not 0 <= column.min() <= column.max() < limit):
-            raise ValueError(f"{name} is not the place of a token")
+            raise ValueError(f"{name} does not say where a token is")
     if len(lengths) > 1 or any(len(values) != rows for values in head["rows"].values()):
         raise ValueError("columns differ in length")
     return Rollouts(head["step"], head["rows"], tokens, bool(head["measured"]), _turns(head))

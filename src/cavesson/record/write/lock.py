@@ -71,14 +71,14 @@ class Lock:
     Within one process, the newest lock wins: it takes the run over, and ``check`` raises an error for the older lock.
 
     Args:
-        place: Run folder, or a URL.
+        location: Run folder, or a URL.
 
     Raises:
         LockedError: Another process is writing the run; the message names it.
     """
 
-    def __init__(self, place: Location) -> None:
-        self._files = storage(place)
+    def __init__(self, location: Location) -> None:
+        self._files = storage(location)
         self._process = os.getpid()
         self._me = _myself()
         self._released = Event()

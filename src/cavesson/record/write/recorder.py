@@ -106,7 +106,7 @@ class Recorder:
         if rank and attempt is None:
             raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
-        self.place = self._files.root
+        self.location = self._files.root
         self._given: set[str] = set()
         self._own_lock = Lock(self._files) if lock is None and not rank else None
         self._lock = lock or self._own_lock
@@ -204,7 +204,7 @@ class Recorder:
         """Say which columns would tell the doctor more about a loop; a trainer or a hook brings its own lock."""
         addition = best_addition(self._given) if "rows.reward" in self._given else None
         if addition is not None:
-            _LOGGER.warning("%s: %s", self.place, addition)
+            _LOGGER.warning("%s: %s", self.location, addition)
 
     def __enter__(self) -> Self:
         return self
@@ -297,7 +297,7 @@ class Recorder:
         """Add a call to the journal, or write it with the earlier ones if that is due."""
         call = given()
         self._pending.append(call)
-        is_due = time.monotonic() >= self._due_at() or not self._is_own_place()
+        is_due = time.monotonic() >= self._due_at() or not self._is_own_location()
         if not is_due and (journal := self._opened_journal()) is not None:
             journal.add(call)
             if journal.is_there and journal.size < JOURNAL_BYTES:
@@ -326,7 +326,7 @@ class Recorder:
 
     def _do(self, write: Callable[[], None]) -> None:
         try:
-            self._check_place()
+            self._check_location()
             write()
         except Exception as error:
             self._use_fallback(error)
@@ -339,15 +339,15 @@ class Recorder:
         self._files, self._lock, self._newest_file = Folder(self._fallback), None, ""
         self.unreachable = self.unreachable or error
 
-    def _is_own_place(self) -> bool:
+    def _is_own_location(self) -> bool:
         """Return whether the run is still there and no other process has taken it over."""
         try:
-            self._check_place()
+            self._check_location()
         except Exception:
             return False  # writing raises it again
         return True
 
-    def _check_place(self) -> None:
+    def _check_location(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
         there = not self._newest_file or self._files.exists(self._newest_file)
         if self._lock is not None:
@@ -363,7 +363,7 @@ class Recorder:
         if not self._merge_has_failed:
             _LOGGER.warning(
                 "small files of the record in %s could not be merged (%s); later merges include them",
-                self.place,
+                self.location,
                 first_line(error),
             )
         self._merge_has_failed = True

@@ -104,7 +104,7 @@ def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tabl
     # The statistics above are computed from the exact numbers, before rounding.
     flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
     flat |= {"source": _source_names(flat["source"])} if "source" in flat else {}
-    flat = {name: _known(values, flat.get("learned")) for name, values in flat.items()}
+    flat = {name: _null_if_unmeasured(values, flat.get("learned")) for name, values in flat.items()}
     flat |= {"step": step[index], "sample": np.asarray(rows["sample"])[index]}
     turns = _turns_of(calls, attempt, rank)
     if len(turns):
@@ -120,7 +120,7 @@ def _statistics(index: Array, count: int, flat: Mapping[str, Array]) -> dict[str
     return rollout_statistics(index[learned], count, {name: values[learned] for name, values in flat.items()})
 
 
-def _known(values: Any, learned: Array | None) -> Any:
+def _null_if_unmeasured(values: Any, learned: Array | None) -> Any:
     """Return a column with null instead of NaN at tokens that were not learned, of which nothing was measured."""
     if learned is None or not isinstance(values, np.ndarray) or values.dtype.kind != "f":
         return values
@@ -160,7 +160,7 @@ def metrics_by_step(calls: Iterable[Metrics]) -> Rows:
     return rows
 
 
-def write_segment(place: Location, attempt: int, rank: int, tables: Tables) -> str:
+def write_segment(location: Location, attempt: int, rank: int, tables: Tables) -> str:
     """Write one process's rollouts of consecutive steps, and return the name of the file of rows.
 
     If there is a segment of the same steps, the rollouts are added to it. Those that are there already are replaced, so
@@ -171,7 +171,7 @@ def write_segment(place: Location, attempt: int, rank: int, tables: Tables) -> s
     Raises:
         ValueError: The segment has been compacted; ``write_rollouts`` can add to any step.
     """
-    files, steps = storage(place), tables.rows["step"].to_numpy()
+    files, steps = storage(location), tables.rows["step"].to_numpy()
     first, last = int(steps.min()), int(steps.max())
     row_name = segment_name("rows", first, attempt, rank, last)
     stem = stem_of(row_name)

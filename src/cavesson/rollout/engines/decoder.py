@@ -61,7 +61,7 @@ class Decoder:
         recorded: whether to replay steps as a CUDA graph; `keeps_tokens_only` must hold for the cache.
         spare: extra columns of the cache, for rows that begin late. When the cache is full, everything moves left by
             `spare + 1` columns. 0 = no row will be replaced.
-        known: what was read of each row in another batch; `can_replace` must hold for the cache. By default, nothing.
+        read_rows: what was read of each row in another batch; `can_replace` must hold for the cache. Default: nothing.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Decoder:
         cache: Any,
         recorded: bool = False,
         spare: int = 0,
-        known: Sequence[ReadRow | None] = (),
+        read_rows: Sequence[ReadRow | None] = (),
     ) -> None:
         self._model, self._trunk, self._head = model, trunk(model), output_head(model).float()
         self._ids, self._mask, self._position = ids, mask, positions(mask)[:, -1:]
         self._cache, self._recorded, self._spare = cache, recorded, spare
-        self._columns, self._known = ids.shape[1], known
+        self._columns, self._read_rows = ids.shape[1], read_rows
         self._step: RecordedStep | None = None
         self._last: ReadPrompts | None = None
 
     def read(self) -> Tensor:
         """Read the prompts and return the logits `[B, V]` of their first tokens."""
-        prompts, which = self._read(self._ids, self._mask, self._cache, self._known)
-        self._known = ()  # its memory is needed for what follows
+        prompts, which = self._read(self._ids, self._mask, self._cache, self._read_rows)
+        self._read_rows = ()  # its memory is needed for what follows
         prompts.cache.reorder_cache(which)
         self._cache = prompts.cache
         if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
@@ -155,12 +155,12 @@ class Decoder:
         self._mask = pad(self._mask[:, by:], (0, by if self._recorded else 0), value=1)
 
     def _read(
-        self, ids: Tensor, mask: Tensor, cache: Any, known: Sequence[ReadRow | None] = ()
+        self, ids: Tensor, mask: Tensor, cache: Any, read_rows: Sequence[ReadRow | None] = ()
     ) -> tuple[ReadPrompts, Tensor]:
         """Read prompts `[B, W]` into an empty cache, equal ones once; return them, and which of them each is, `[B]`."""
         among = distinct(ids, mask)
         ids, mask = ids[among.first], mask[among.first]
-        start = load(cache, ids, mask, [known[row] for row in among.first.tolist()]) if known else 0
+        start = load(cache, ids, mask, [read_rows[row] for row in among.first.tolist()]) if read_rows else 0
         logits, cache = self._logits(ids[:, start:], mask, positions(mask)[:, start:], cache)
         return ReadPrompts(ids, mask, logits, cache), among.prompt
 
@@ -196,7 +196,7 @@ def keeps_tokens_only(cache: object) -> bool:
 
 
 def can_replace(model: nn.Module, cache: object) -> bool:
-    """Return whether rows of this cache can give their places to other prompts."""
+    """Return whether other prompts can replace rows of this cache."""
     rope: dict[str, Any] = getattr(causal(model).config.get_text_config(), "rope_parameters", None) or {}
     kinds = {rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))}
     return keeps_tokens_only(cache) and kinds.isdisjoint(_WHOLE_BATCH)

@@ -91,7 +91,7 @@ class Decoding(NamedTuple):
     unrecorded: str | None = None
     """on a GPU, why its steps are not replayed as a CUDA graph"""
     replaces: bool = False
-    """whether rows that have ended can give their places to others"""
+    """whether other prompts can replace rows that have ended"""
     continues: bool = False
     """whether rows go on in another batch with what they have read"""
     draw: NextTokens = next_tokens
@@ -209,7 +209,7 @@ def _recorded(model: nn.Module, size: int, expected: FullPasses, compile: Compil
 
 
 def _extended(decoding: Decoding, model: nn.Module, size: int, expected: FullPasses, has_turns: bool) -> Decoding:
-    """Return a decoding with what else its cache allows: rows that give their places to others, or go on elsewhere."""
+    """Return a decoding with what else its cache allows: other prompts replace rows, or another batch continues them."""
     kind = decoding.cache
     if not can_replace(model, new_cache(model, kind, size)):
         return decoding
@@ -244,11 +244,11 @@ def _disagreement(
 
 
 def _begun(
-    model: nn.Module, kind: CacheKind, size: int, prompts: list[list[int]], known: Sequence[ReadRow] = ()
+    model: nn.Module, kind: CacheKind, size: int, prompts: list[list[int]], read_rows: Sequence[ReadRow] = ()
 ) -> Decoder:
     batch = padded_prompts(prompts).to(causal(model).device)
     cache = new_cache(model, kind, size)
-    return Decoder(model, batch["prompt_ids"], batch["prompt_mask"], cache, kind == "recorded", known=known)
+    return Decoder(model, batch["prompt_ids"], batch["prompt_mask"], cache, kind == "recorded", read_rows=read_rows)
 
 
 def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Compared:
@@ -302,7 +302,7 @@ def _continued(model: nn.Module, kind: CacheKind, size: int, expected: FullPasse
     first.read()
     first.append(answers[:, 0])
     longer = [[*prompt, answer[0]] for prompt, answer in zip(expected.prompts, expected.answers.tolist(), strict=True)]
-    known = [first.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)]
-    decoder = _begun(model, kind, size, longer, known)
+    read_rows = [first.row(row, prompt[:-1]) for row, prompt in enumerate(expected.prompts)]
+    decoder = _begun(model, kind, size, longer, read_rows)
     logits = [decoder.read(), decoder.append(answers[:, 1])]
     return Compared(torch.cat(logits), torch.cat([expected.logits[:, 1], expected.logits[:, 2]]))

@@ -92,7 +92,7 @@ def _pieces(logprobs: Tensor) -> Tensor:
 def _first_above(cumulated: Tensor, threshold: Tensor) -> Tensor:
     """Return where growing numbers `[B, N]` pass a threshold `[B, 1]`, or where they reach their end before it.
 
-    Where they are NaN, some place is returned: what has become of the weights is reported later.
+    For NaN, an arbitrary index is returned: broken weights are reported later.
     """
     below = torch.nextafter(cumulated[:, -1:], torch.zeros_like(threshold))
     found = torch.searchsorted(cumulated, threshold.minimum(below), right=True)

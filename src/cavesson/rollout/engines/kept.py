@@ -15,7 +15,7 @@ class ReadRow(NamedTuple):
     layers: list[tuple[Tensor, Tensor]]
     """their keys and values in each layer, `[H, N, D]`"""
 
-    def known(self, ids: Sequence[int]) -> int:
+    def reusable(self, ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt need not be read again; its last one must be, for the logits after it."""
         return min(len(self.ids), len(ids) - 1) if list(ids[: len(self.ids)]) == self.ids else 0
 
@@ -33,21 +33,21 @@ def read_row(cache: Any, row: int, start: int, ids: list[int]) -> ReadRow:
 
 
 def load(cache: Any, ids: Tensor, mask: Tensor, rows: Sequence[ReadRow | None]) -> int:
-    """Put what is known of prompts into an empty `StaticCache` that keeps tokens only.
+    """Put what has been read of prompts into an empty `StaticCache` that keeps tokens only.
 
-    All rows read the same number of last columns: those that the least known one needs. So their tokens are where they
-    are without this. The prompts `ids`, `[P, S]`, are padded on the left, where `mask` is 0.
+    All rows read the same number of last columns: those that the row with the most unread tokens needs. So their tokens
+    are where they are without this. The prompts `ids`, `[P, S]`, are padded on the left, where `mask` is 0.
 
     Return how many columns that fills.
     """
     prompts = unpadded(ids, mask)
-    known = [row.known(prompt) if row else 0 for row, prompt in zip(rows, prompts, strict=True)]
-    unread = max(len(prompt) - some for prompt, some in zip(prompts, known, strict=True))
+    reusable = [row.reusable(prompt) if row else 0 for row, prompt in zip(rows, prompts, strict=True)]
+    unread = max(len(prompt) - some for prompt, some in zip(prompts, reusable, strict=True))
     filled = ids.shape[1] - unread
     if filled == 0:
         return 0
     used = [max(0, len(prompt) - unread) for prompt in prompts]
-    like = rows[used.index(filled)]  # the longest prompt; a row of which nothing is used may not be known at all
+    like = rows[used.index(filled)]  # the longest prompt; a row of which nothing is used may not have been read at all
     for layer in range(len(cache.layers)):
         parts = [
             [pad(x[:, :some], (0, 0, filled - some, 0)) for x in (row or like).layers[layer]]  # type: ignore[union-attr]

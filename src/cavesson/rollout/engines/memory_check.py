@@ -28,7 +28,7 @@ def check_room(
     """Check that sampling will fit into the model's context and into memory, before anything is allocated.
 
     Of the `responses` of a step, as many `rows` are sampled at the same time. `prompt` and `longest` are the most
-    tokens of a prompt and of a response. With `replaces`, rows that have ended give their places to waiting prompts;
+    tokens of a prompt and of a response. With `replaces`, waiting prompts replace rows that have ended;
     with `has_turns`, what as many rows have read is kept beside what is being read.
 
     Raises:
@@ -44,12 +44,12 @@ def check_room(
     device = causal(model).device
     kept = kept_bytes(model, responses, rows, prompt, longest, replaces, has_turns)
     needs[device] = needs.get(device, responses * longest * BYTES_ON_GPU) + kept
-    for place, size in needs.items():
-        free = free_memory(place)
+    for device, size in needs.items():
+        free = free_memory(device)
         if size > free:
             raise UserError(
                 f"sampling {rows} responses of up to {longest:,} tokens at the same time needs {size / 2**30:,.1f} GiB "
-                f"of memory on {place}, and {free / 2**30:,.1f} GiB are free; reduce sampling.max_new_tokens or the "
+                f"of memory on {device}, and {free / 2**30:,.1f} GiB are free; reduce sampling.max_new_tokens or the "
                 "batch size"
             )
 
@@ -81,7 +81,7 @@ def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
 
 
 def replaced_together(rows: int) -> int:
-    """Return how many rows have to end before they give their places to waiting prompts.
+    """Return how many rows have to end before waiting prompts replace them.
 
     Reading several prompts takes about as long as reading one, so single rows wait. More at a time would need more
     memory, because what is read is stored a second time.

@@ -114,7 +114,7 @@ def merged_adapters(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def fits(size: int, free: float) -> bool:
-    """Return whether merged weights of this size are made by themselves in so much free memory, both in bytes."""
+    """Return whether weights are merged by default, given their size and the free memory in bytes."""
     return size <= _SHARE * free
 
 

@@ -1,7 +1,7 @@
 """NCCL, as far as one sender of weights needs it.
 
 With PyTorch 2.11, `torch.cuda.nccl` cannot create a communicator on Python 3.10 or newer: it parses its arguments in a
-way that Python has given up. The library that PyTorch has loaded is called directly.
+way that Python no longer supports. The library that PyTorch has loaded is called directly.
 """
 
 from ctypes import CDLL, POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_void_p
@@ -51,8 +51,8 @@ class Communicator:
         """Begin an operation in place; `how` is the rank that sends, or what is computed."""
         if tensor.dtype not in _DTYPES:
             raise RuntimeError(f"NCCL cannot send {tensor.dtype}")
-        place, queue = c_void_p(tensor.data_ptr()), c_void_p(stream.cuda_stream)
-        _call(name, place, place, tensor.numel(), _DTYPES[tensor.dtype], how, self._handle, queue)
+        address, queue = c_void_p(tensor.data_ptr()), c_void_p(stream.cuda_stream)
+        _call(name, address, address, tensor.numel(), _DTYPES[tensor.dtype], how, self._handle, queue)
 
 
 def new_identity() -> bytes:

@@ -228,8 +228,8 @@ def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: 
     if settings.eos_token_ids:
         return list(settings.eos_token_ids)
     config = causal(policy.model).generation_config
-    known = config.eos_token_id if config is not None else None
-    ids = known if isinstance(known, list) else [known]
+    end_ids = config.eos_token_id if config is not None else None
+    ids = end_ids if isinstance(end_ids, list) else [end_ids]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 

@@ -193,9 +193,9 @@ class Sampler:
         spare = spare_columns(longest) if at_once < len(ids) else 0
         cache = new_cache(self.policy.model, kind, longest + spare)
         first = ids[:at_once], mask[:at_once]
-        known = [self._kept.pop(row, None) for row in kept]
-        decoder = Decoder(self.policy.model, *first, cache, kind == "recorded", spare, known)
-        del known  # the decoder needs it for a moment only
+        read_rows = [self._kept.pop(row, None) for row in kept]
+        decoder = Decoder(self.policy.model, *first, cache, kind == "recorded", spare, read_rows)
+        del read_rows  # the decoder needs it for a moment only
         growing = Growing(len(ids), limits, self.eos.tolist(), self.stop)
         everyone = list(range(len(ids)))
         draw = self.decoding.draw

@@ -119,14 +119,14 @@ class SamplingSettings(DecodingSettings):
 
     @field_validator("engine")
     @classmethod
-    def _known(cls, engine: str) -> str:
+    def _check_engine_name(cls, engine: str) -> str:
         if engine not in engines():
             raise ValueError(f"unknown engine; choose one of {', '.join(engines())}")
         return engine
 
     @field_validator("servers")
     @classmethod
-    def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_servers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
             import httpx  # slow to import, and few runs name servers
 

@@ -272,16 +272,16 @@ class VllmSampler:
 
     def _send_files(self, model: Any, version: str, while_sampling: bool) -> None:
         """Put the weights into a folder for the servers, and let them load these."""
-        place = self.folder / version
+        folder = self.folder / version
         superseded = self._kept[: max(0, len(self._kept) - self.settings.max_staleness)]
         if self._is_adapter:
-            model.save_pretrained(str(place), save_embedding_layers=False)
-            self.client.load_adapter(place, version, superseded)
+            model.save_pretrained(str(folder), save_embedding_layers=False)
+            self.client.load_adapter(folder, version, superseded)
         else:
             with untied(model):
-                model.save_pretrained(str(place))
-            self.client.load_weights(place, version, while_sampling)
-            shutil.rmtree(place)
+                model.save_pretrained(str(folder))
+            self.client.load_weights(folder, version, while_sampling)
+            shutil.rmtree(folder)
         for before in superseded:
             shutil.rmtree(self.folder / before, ignore_errors=True)
         self._kept = [*self._kept[len(superseded) :], version]

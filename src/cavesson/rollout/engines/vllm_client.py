@@ -271,8 +271,8 @@ def _sampled(server: Endpoint, content: bytes) -> Sampled:
         (choice,) = _Answer.model_validate_json(content).choices
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise server.failed(f"answered {beginning(content)} ({place}: {first['msg']})") from error
+        field = ".".join(str(part) for part in first["loc"])
+        raise server.failed(f"answered {beginning(content)} ({field}: {first['msg']})") from error
     tokens = choice.logprobs.content
     if [token.token_id for token in tokens] != choice.token_ids:
         raise server.failed("answered log-probabilities of other tokens than those it has sampled")

@@ -1,4 +1,4 @@
-"""All weights of a policy, from GPU to GPU: NCCL sends them to vLLM servers, as their weight-transfer API tells these.
+"""All weights of a policy, from GPU to GPU: NCCL sends them to vLLM servers through their weight-transfer API.
 
 A server's workers receive one tensor after another (unpacked, in vLLM's words), with the names of a checkpoint.
 """
@@ -82,7 +82,7 @@ class NcclGroup:
         return self._stream.query()
 
     def _after(self, device: torch.device) -> torch.cuda.Stream:
-        """Return the stream of the group, on which what follows comes after all that the GPU has been told before."""
+        """Return the stream of the group, which first waits for all work that is queued on the GPU."""
         self._stream.wait_stream(torch.cuda.current_stream(device))
         return self._stream
 
@@ -178,14 +178,14 @@ class WeightTransfer:
     def _joined(self) -> NcclGroup:
         """Return a group of this process and all workers; raise ServerError if a server or NCCL cannot join."""
         sizes, identity = self.client.world_sizes(), NcclGroup.new_identity()
-        known = {"nccl_unique_id_b64": base64.b64encode(identity).decode(), "world_size": 1 + sum(sizes)}
+        shared = {"nccl_unique_id_b64": base64.b64encode(identity).decode(), "world_size": 1 + sum(sizes)}
         offsets = accumulate([1, *sizes[:-1]])
         try:
             self.client.each("/shutdown_weight_transfer_engine", [{}] * len(sizes))  # that of an earlier run
         except ServerError as error:
             raise ServerError(f"{error}; restart it if a run was killed while it sent weights") from error
         asked = self._begun(
-            "/init_weight_transfer_engine", [{"init_info": {**known, "rank_offset": offset}} for offset in offsets]
+            "/init_weight_transfer_engine", [{"init_info": {**shared, "rank_offset": offset}} for offset in offsets]
         )
         joined: Future[NcclGroup] = Future()
 
@@ -208,5 +208,5 @@ class WeightTransfer:
         return joined.result()
 
     def _begun(self, path: str, contents: Sequence[dict[str, Any]]) -> Future[None]:
-        """Begin a request to each server, and return what ends with all of them or with the first that fails."""
+        """Begin a request to each server, and return a future of all of them, or of the first that fails."""
         return self._requests.submit(self.client.each, path, contents)

@@ -24,7 +24,7 @@ export function Findings({ run, diagnosis }: { run: number; diagnosis: Diagnosis
       <NotExcluded failures={diagnosis.not_excluded} />
       <ul>
         {findings.map((finding) => (
-          <One key={finding.rule} run={run} finding={finding} steps={stepsOf(finding, diagnosis)} />
+          <FindingItem key={finding.rule} run={run} finding={finding} steps={stepsOf(finding, diagnosis)} />
         ))}
       </ul>
     </section>
@@ -52,7 +52,7 @@ function NotExcluded({ failures }: { failures: Diagnosis["not_excluded"] }) {
   );
 }
 
-function One({ run, finding, steps }: { run: number; finding: Finding; steps: Steps | null }) {
+function FindingItem({ run, finding, steps }: { run: number; finding: Finding; steps: Steps | null }) {
   const t = useText();
   const { severity, title, cause, since_between: between, evidence } = finding;
   const kind = t(`severity_${severity}`);
