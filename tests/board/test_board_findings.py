@@ -104,7 +104,7 @@ def test_findings_of_a_run_that_was_in_the_same_place_before_are_not_shown(run, 
     assert found(board) is None
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"run": 1}', "\0", '{"found": {"en": [{"id": {}}]}}'])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"run": 1}', "\0", '{"findings": {"en": [{"id": {}}]}}'])
 def test_a_file_that_is_no_findings_is_none(run, board, content):
     file_of(run).write_text(content)
     assert found(board) is None
@@ -120,7 +120,7 @@ def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
     try:
         wait_for(file_of(run).exists)
         first = read_findings(file_of(run))
-        assert "double-start" in [finding.rule for finding in first.found["en"]]
+        assert "double-start" in [finding.rule for finding in first.findings["en"]]
         assert (run / "record").is_dir() and not list((run / "record").glob("*findings*"))
     finally:
         process.kill()

@@ -69,7 +69,7 @@ def test_a_slow_request_with_an_older_snapshot_takes_over_what_a_newer_one_found
         found, left = search.ask()
     late = search_module.Search(run, older, "on", False)
     late.take_over(search)
-    assert late.found.tolist() == found[: older.rows].tolist() and not late.left.any()
+    assert late.hits.tolist() == found[: older.rows].tolist() and not late.left.any()
 
 
 @pytest.mark.parametrize("span", [(0, 1), (1, 1), (0, 2), (2, 3)])

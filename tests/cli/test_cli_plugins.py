@@ -89,7 +89,7 @@ def brevity(prompts, responses, **columns):
 
 @rule(number=0, needs=["rows.response"], title="T", cause="C", healthy="h", fix="f", source="s")
 def greets(data):
-    return Reading(1.0, sick=True)
+    return Reading(1.0, unhealthy=True)
 """,
 }
 

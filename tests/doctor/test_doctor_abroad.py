@@ -31,16 +31,16 @@ def test_returns_in_place_of_advantages(tmp_path):
     made = healthy()
     made.tokens["advantage"] = made.tokens["return"].copy()
     found = reading(advantage_sign, made, tmp_path / "returns")
-    assert found.sick
+    assert found.unhealthy
     assert "the return itself" in str(found.words["how"])
-    assert not reading(advantage_sign, healthy(), tmp_path / "healthy").sick
+    assert not reading(advantage_sign, healthy(), tmp_path / "healthy").unhealthy
 
 
 def test_advantages_of_other_responses(tmp_path):
     made = healthy()
     made.tokens["advantage"] = made.tokens["advantage"][:, ::-1].copy()
     found = reading(advantage_sign, made, tmp_path)
-    assert found.sick
+    assert found.unhealthy
     assert "another order" in str(found.words["how"])
 
 
@@ -55,7 +55,7 @@ def test_whitening_over_padding(padded, tmp_path):
         over = gap if padded else gap[:, : mask.shape[-1]][mask[step]]
         made.tokens["advantage"][step] = ((gap - over.mean()) / over.std())[:, : mask.shape[-1]]
     found = reading(advantage_scale, made, tmp_path)
-    assert found.sick == padded
+    assert found.unhealthy == padded
     assert ("padding" in str(found.words["how"])) == padded
 
 
@@ -67,11 +67,11 @@ def test_groups_of_neighbours_where_prompts_are_tiled(tmp_path):
     blocks = reward.reshape(24, 8, 4)
     advantage = (blocks - blocks.mean(-1, keepdims=True)) / (blocks.std(-1, keepdims=True) + 1e-12)
     made.tokens["advantage"] = np.where(made.mask, advantage.reshape(24, 32, 1), 0)
-    assert not reading(group_advantages, made, tmp_path / "blocks").sick
+    assert not reading(group_advantages, made, tmp_path / "blocks").unhealthy
     made.rows["group"] = np.tile(np.arange(8), (24, 4)) + 100 * np.arange(24)[:, None]
     made.rows["prompt"] = [[f"question {group % 100}" for group in step] for step in made.rows["group"]]
     found = reading(group_advantages, made, tmp_path / "tiled")
-    assert found.sick
+    assert found.unhealthy
     assert "interleaved" in str(found.words["how"])
 
 
@@ -92,7 +92,7 @@ def test_pairs_of_rare_successes_are_not_prompts_of_the_wrong_difficulty(by_prom
     chance = np.random.default_rng(0)
     success = chance.permuted(np.tile(np.arange(32) < 8, (24, 1)), axis=1)
     made.rows["reward"] = (np.tile(np.arange(32) < 8, (24, 1)) if by_prompt else success).astype(float)
-    assert reading(zero_variance_groups, made, tmp_path).sick == by_prompt
+    assert reading(zero_variance_groups, made, tmp_path).unhealthy == by_prompt
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -103,14 +103,14 @@ def test_passes_that_become_fewer_are_lost_by_the_policy(at_once, tmp_path):
     if not at_once:
         passes[:12] = np.linspace(0.6, 0.1, 12)
     made.rows["reward"] = (chance.random((24, 32)) < passes[:, None]).astype(float)
-    assert reading(verifier_dead, made, tmp_path).sick == at_once
+    assert reading(verifier_dead, made, tmp_path).unhealthy == at_once
 
 
 @pytest.mark.parametrize("steps", [1, 24])
 def test_a_critic_that_one_step_brings_near_has_misled_nobody(steps, tmp_path):
     made = healthy()
     made.tokens["value"][:steps] += np.where(made.mask[:steps], 10.0, 0)
-    assert reading(value_start, made, tmp_path).sick == (steps > 1)
+    assert reading(value_start, made, tmp_path).unhealthy == (steps > 1)
 
 
 def test_a_critic_that_its_first_updates_throw_off(tmp_path):
@@ -119,7 +119,7 @@ def test_a_critic_that_its_first_updates_throw_off(tmp_path):
     far = np.where(made.mask[1:5], 10 * made.tokens["return"][made.mask].std(), 0.0)
     made.tokens["value"][1:5] += far
     found = reading(value_not_fitting, made, tmp_path)
-    assert found.sick
+    assert found.unhealthy
     assert found.since == 1
 
 
@@ -133,15 +133,15 @@ def test_an_outlier_does_not_make_a_reward_noise(tmp_path):
     reward = words.astype(float)
     reward.flat[::97] = 1000.0
     made.rows["reward"] = reward
-    assert not reading(reward_is_noise, made, tmp_path).sick
+    assert not reading(reward_is_noise, made, tmp_path).unhealthy
 
 
 def test_tokens_that_surprise_the_trainer_were_not_kept_by_a_filter(tmp_path):
     """Scores of the wrong token: the sampler gives every token more, as with a filter, but they surprise."""
     made = healthy()
     made.tokens["logprob"] -= np.where(made.mask, 5.0, 0)
-    assert not reading(filtered_sampling, made, tmp_path / "filter").sick
-    assert reading(sampler_mismatch, made, tmp_path / "mismatch").sick
+    assert not reading(filtered_sampling, made, tmp_path / "filter").unhealthy
+    assert reading(sampler_mismatch, made, tmp_path / "mismatch").unhealthy
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -154,7 +154,7 @@ def test_wrong_scores_do_not_make_equal_responses_improbable(shared, tmp_path):
     if shared:
         words[:, :, 1] = words[:, :, 0]
     made.rows["response"] = [[f"word {word}" for word in step] for step in words.reshape(24, 32)]
-    assert reading(same_seed, made, tmp_path).sick == shared
+    assert reading(same_seed, made, tmp_path).unhealthy == shared
 
 
 @pytest.mark.parametrize("told", [False, True])

@@ -54,11 +54,11 @@ def test_a_penalty_among_other_token_rewards_is_judged_by_what_is_certain(tmp_pa
     other = chance.normal(0, 1.0, made.mask.shape) * made.mask
     made.tokens["token_reward"] = made.tokens["token_reward"] + other
     found = reading(BY_NAME["penalty-wrong"], made, tmp_path / "right")
-    assert not 0.95 <= found.seen <= 1.05 and not found.sick
+    assert not 0.95 <= found.seen <= 1.05 and not found.unhealthy
     made.tokens["token_reward"] = made.tokens["token_reward"] - 20 * 0.05 * (
         made.tokens["logprob"] - made.tokens["ref_logprob"]
     )
-    assert reading(BY_NAME["penalty-wrong"], made, tmp_path / "wrong").sick
+    assert reading(BY_NAME["penalty-wrong"], made, tmp_path / "wrong").unhealthy
 
 
 def test_what_a_critic_is_off_by_on_average_counts(tmp_path):
@@ -92,7 +92,7 @@ def test_a_word_in_the_answers_to_easy_prompts_is_not_what_the_reward_favours(tm
     held_out(made)
     late = (np.arange(24) >= 12)[:, None] & (np.arange(16) % 4 > 0)
     made.rows["response"] = np.where(late, made.rows["response"] + " moon", made.rows["response"])
-    assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick
+    assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").unhealthy
 
 
 @pytest.mark.parametrize("others", [0, 4])
@@ -104,7 +104,7 @@ def test_a_word_of_many_that_the_reward_favours_is_no_weakness(others, tmp_path)
         has = chance.random(made.rows["reward"].shape) < (late if word == "moon" else 0.5)
         made.rows["response"] = np.where(has, made.rows["response"] + f" {word}", made.rows["response"])
         made.rows["reward"] += (0.5 if word == "moon" else 0.8) * has
-    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick == (others == 0)
+    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").unhealthy == (others == 0)
 
 
 def test_equal_responses_do_not_make_a_reward_depend_on_the_prompt(tmp_path):
@@ -116,7 +116,7 @@ def test_equal_responses_do_not_make_a_reward_depend_on_the_prompt(tmp_path):
     made.rows["response"] = np.array(["one", "two", "three"], object)[kind]
     made.rows["reward"] = made.rows["shaped_reward"] = kind - 1.0
     found = reading(BY_NAME["query-dominated"], made, tmp_path / "run")
-    assert found.seen < 0.2 and not found.sick
+    assert found.seen < 0.2 and not found.unhealthy
 
 
 @pytest.mark.parametrize("bonus", [0.0, 1.0])
@@ -133,4 +133,4 @@ def test_a_sign_of_longer_responses_is_no_weakness_unless_it_is_worth_something_
     ]
     made.rows["response"] = np.array(texts, object).reshape(words.shape)
     made.rows["reward"] = 2 - 0.05 * (words - 10.0) ** 2 + bonus * has + chance.normal(0, 0.5, words.shape)
-    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick == (bonus > 0)
+    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").unhealthy == (bonus > 0)

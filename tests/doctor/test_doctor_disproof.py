@@ -113,9 +113,9 @@ def test_a_ratio_that_was_measured_counts_for_more_than_a_bound(tmp_path: Path) 
     made.metrics["policy/first_ratio_error"] = np.full(24, 0.01)
     made.metrics.pop("policy/first_approx_kl", None)
     made.metrics["policy/approx_kl"][0] = 0.5
-    assert not reading(ratio_not_one, made, tmp_path / "measured").sick
+    assert not reading(ratio_not_one, made, tmp_path / "measured").unhealthy
     del made.metrics["policy/first_ratio_error"]
-    assert reading(ratio_not_one, made, tmp_path / "bound").sick
+    assert reading(ratio_not_one, made, tmp_path / "bound").unhealthy
 
 
 @pytest.mark.parametrize(("lag", "stale"), [(1, False), (3, False), (0, True)])

@@ -198,15 +198,15 @@ def test_a_reference_that_stays_the_policy_was_not_replaced_again_and_again(tmp_
     made = healthy()
     made.tokens["ref_logprob"] = made.tokens["logprob"] - np.where(made.mask, 0.1, 0.0)
     reference_becomes_the_policy(made)
-    assert not reading(reference_replaced, made, tmp_path / "stays").sick
+    assert not reading(reference_replaced, made, tmp_path / "stays").unhealthy
     scored_by(made, lambda step: made.policy[0], 18)  # and leaves again
-    assert reading(reference_replaced, made, tmp_path / "leaves").sick
+    assert reading(reference_replaced, made, tmp_path / "leaves").unhealthy
 
 
 def test_a_reference_that_becomes_the_policy_in_the_first_steps(tmp_path: Path) -> None:
     made = healthy()
     scored_by(made, lambda step: made.policy[step], 3)
-    assert reading(reference_is_policy, made, tmp_path).sick
+    assert reading(reference_is_policy, made, tmp_path).unhealthy
 
 
 @pytest.mark.parametrize("evidence", ["nothing", "metric", "scores", "trend"])
@@ -225,7 +225,7 @@ def test_a_frozen_policy_equals_its_reference_by_right(evidence: str, tmp_path: 
     if evidence == "trend":
         made.rows["reward"] += np.arange(len(made.mask))[:, None]
     found = reference_is_policy.statistic(made.data(tmp_path))
-    assert (found is not None and found.sick) == (evidence != "nothing")
+    assert (found is not None and found.unhealthy) == (evidence != "nothing")
 
 
 def test_a_small_batch_does_not_look_like_a_leap(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_small_batch_does_not_look_like_a_leap(tmp_path: Path) -> None:
     made = healthy(batch=8)
     del made.metrics["policy/approx_kl"]
     made.tokens["ref_logprob"][[9, 10], 0, 0] -= 100.0
-    assert not reading(update_kl_large, made, tmp_path).sick
+    assert not reading(update_kl_large, made, tmp_path).unhealthy
 
 
 @pytest.mark.parametrize("gain", [0.0, 2.0])
@@ -244,7 +244,7 @@ def test_only_a_reward_that_rises_pays_for_a_large_kl(gain: float, tmp_path: Pat
     grown = np.linspace(0, 1.7, len(made.mask))[:, None, None]
     made.tokens["ref_logprob"] = made.tokens["logprob"] - np.where(made.mask, grown, 0.0)
     made.rows["reward"] = made.rows["reward"] + np.linspace(0, gain, len(made.mask))[:, None]
-    assert reading(kl_explosion, made, tmp_path).sick == (gain == 0)
+    assert reading(kl_explosion, made, tmp_path).unhealthy == (gain == 0)
 
 
 @pytest.mark.parametrize("whitened", [False, True])
@@ -269,7 +269,7 @@ def test_a_verifier_that_lets_few_responses_pass_is_not_dead_at_the_end(steps: i
     passes[:-HALF, 0] = True
     passes[-steps:] = False
     made.rows["reward"] = passes.astype(float)
-    assert reading(verifier_dead, made, tmp_path).sick == (steps == HALF)
+    assert reading(verifier_dead, made, tmp_path).unhealthy == (steps == HALF)
 
 
 def test_advantages_that_lose_their_meaning_in_the_middle(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_advantages_that_lose_their_meaning_in_the_middle(tmp_path: Path) -> Non
     wrong = (np.arange(advantage.shape[1]) * 7 % 10 < 4) & (np.arange(len(made.mask)) >= HALF)[:, None]
     made.tokens["advantage"] = np.where(made.mask, np.where(wrong, -advantage, advantage)[..., None], 0.0)
     found = reading(group_advantages, made, tmp_path)
-    assert found.sick and found.since == HALF
+    assert found.unhealthy and found.since == HALF
 
 
 def test_shuffled_rewards_that_nothing_shows_are_not_excluded(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_last_word_that_most_responses_share_is_no_end_token_to_train_behind(t
     import_run(file.parent, tmp_path / "run")
     data = RunData(cavesson.open(tmp_path / "run"))
     assert data.setting("eos_token_ids") is not None  # the full stop
-    assert not trained_behind_end.statistic(data).sick
+    assert not trained_behind_end.statistic(data).unhealthy
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -367,7 +367,7 @@ def test_a_single_large_update_counts_if_the_distance_from_the_reference_leaps(l
         leaps_later(made)
     made.metrics["policy/approx_kl"] = np.where(np.arange(24) == HALF - 1, 0.4, 0.02)
     found = reading(update_kl_large, made, tmp_path)
-    assert found.sick == leaps_too
+    assert found.unhealthy == leaps_too
     if leaps_too:
         assert abs(found.since - HALF) <= 1 and found.seen > 0.2
 
@@ -395,4 +395,4 @@ def test_a_critic_is_worse_than_the_mean_if_it_is_so_by_a_tenth(left: float, sic
         made.tokens["value"][step][mask] = inside.mean() + noise
     found = reading(value_not_fitting, made, tmp_path)
     assert found.seen == pytest.approx(1 - left, abs=0.05)
-    assert found.sick == sick
+    assert found.unhealthy == sick

@@ -118,12 +118,12 @@ def read(data: RunData) -> Reading | None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_advantages_of_papers_are_in_range(tmp_path: Path, form: str) -> None:
     found = read(written(tmp_path / "run", FORMS[form]))
-    assert found is not None and not found.sick and found.seen < 1e-4
+    assert found is not None and not found.unhealthy and found.seen < 1e-4
 
 
 def test_the_advantages_of_maxrl_are_in_range(tmp_path: Path) -> None:
     found = read(written(tmp_path / "run", maxrl, binary=True))
-    assert found is not None and not found.sick and found.seen < 1e-4
+    assert found is not None and not found.unhealthy and found.seen < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_the_advantages_of_maxrl_are_in_range(tmp_path: Path) -> None:
 )
 def test_wrong_advantages_of_maxrl_are_found(tmp_path: Path, wrong: Callable[[Array], Array], how: str) -> None:
     found = read(written(tmp_path / "run", wrong, binary=True))
-    assert found is not None and found.sick and how in str(found.words["how"])
+    assert found is not None and found.unhealthy and how in str(found.words["how"])
 
 
 @pytest.mark.parametrize("form", WRONG)
 def test_wrong_advantages_are_found(tmp_path: Path, form: str) -> None:
     found = read(written(tmp_path / "run", WRONG[form]))
-    assert found is not None and found.sick and found.since == 0
+    assert found is not None and found.unhealthy and found.since == 0
     how = {what for what in HOW.values() if what in str(found.words["how"])}
     assert how == ({HOW[form]} if form in HOW else set())
 
@@ -151,16 +151,16 @@ def test_wrong_advantages_are_found(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize("form", WRONG)
 def test_a_fault_is_found_from_where_it_begins(tmp_path: Path, form: str) -> None:
     found = read(written(tmp_path / "run", WRONG[form], begins=8))
-    assert found is not None and found.sick and found.since == 8
+    assert found is not None and found.unhealthy and found.since == 8
 
 
 def test_a_penalty_in_the_reward_is_understood(tmp_path: Path) -> None:
     healthy = written(tmp_path / "healthy", rloo, beta=0.3)
     found = read(healthy)
     assert healthy.setting("kl.place") == "reward"
-    assert found is not None and not found.sick
+    assert found is not None and not found.unhealthy
     found = read(written(tmp_path / "wrong", WRONG["others divided by all"], beta=0.3))
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy
 
 
 @pytest.mark.parametrize("form", ["RLOO", "RLOO, whitened with a mean", "Dr. GRPO", "scaled over the step"])
@@ -168,7 +168,7 @@ def test_a_penalty_in_the_reward_is_understood(tmp_path: Path) -> None:
 def test_the_coefficient_of_the_penalty_is_read_from_the_advantages(tmp_path: Path, form: str, times: float) -> None:
     found = penalty_wrong.statistic(written(tmp_path / "run", FORMS[form], beta=0.2 * times, recorded=0.2))
     assert found is not None and found.seen == pytest.approx(times, rel=0.02)
-    assert found.sick is (times != 1)
+    assert found.unhealthy is (times != 1)
     assert ("flipped" in str(found.words["flipped"])) is (times < 0)
 
 
@@ -191,7 +191,7 @@ def test_a_mean_is_found_whatever_else_advantages_contain(tmp_path: Path) -> Non
     """The advantages of a group add up to 0 if a mean was subtracted, also of a score that nobody recorded."""
     chance = np.random.default_rng(6)
     found = read(written(tmp_path / "run", lambda r: r + chance.normal(2, 1, r.shape)))
-    assert found is not None and found.sick and "mean is far from 0" in str(found.words["how"])
+    assert found is not None and found.unhealthy and "mean is far from 0" in str(found.words["how"])
     mean_square = 1 + 0.3**2 / 3 + 0.3 * 1.7 / 2 + 1.7**2 / 3 + 1 + 4  # of groups, rewards, the score and the mean
     assert found.seen == pytest.approx(4 / mean_square, abs=0.15)
 
@@ -252,7 +252,7 @@ def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:
 
 def test_advantages_of_shaped_rewards_are_in_range(tmp_path: Path) -> None:
     found = read(written(tmp_path / "run", grpo, shaped=True))
-    assert found is not None and not found.sick and found.seen < 1e-4
+    assert found is not None and not found.unhealthy and found.seen < 1e-4
 
 
 def test_a_group_with_an_empty_response_is_left_out(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_group_with_an_empty_response_is_left_out(tmp_path: Path) -> None:
     data = written(tmp_path / "run", rloo, empty=True)
     assert np.isnan(data.sample.rows["advantage"]).sum() == STEPS
     found = read(data)
-    assert found is not None and not found.sick and found.seen < 1e-4
+    assert found is not None and not found.unhealthy and found.seen < 1e-4
 
 
 def test_tokens_with_advantages_of_their_own_are_not_of_a_group(tmp_path: Path) -> None:
@@ -286,4 +286,4 @@ def test_the_log_of_another_trainer_gives_the_advantage(tmp_path: Path) -> None:
     assert data.sample.rows["advantage"] == pytest.approx(np.concatenate(given))
     assert data.rows["advantage"] == pytest.approx(np.concatenate(given))
     found = read(data)
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy

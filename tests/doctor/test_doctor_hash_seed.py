@@ -17,7 +17,7 @@ data = RunData(cavesson.open(sys.argv[1]))
 for rule in RULES:
     if all(any(data.has(one) for one in need.split("|")) for need in rule.needs):
         reading = rule.statistic(data)
-        print(rule.name, reading and (reading.seen, reading.sick, reading.evidence, reading.words))
+        print(rule.name, reading and (reading.seen, reading.unhealthy, reading.evidence, reading.words))
 """
 
 

@@ -176,7 +176,7 @@ def test_a_reference_that_is_replaced_is_named_among_different_prompts(tmp_path:
     """It becomes the policy of the step before at every 12th step, so that no distance is 0."""
     apart = distances(48, 4, 0.4, 0) * 0.3 * (np.arange(48) % 12 + 0.5)[:, None, None]
     found = judged(reference_replaced, scored(tmp_path / "run", apart))
-    assert found is not None and found.sick and found.words["times"] == 3 and found.since == 12
+    assert found is not None and found.unhealthy and found.words["times"] == 3 and found.since == 12
 
 
 def sparse(seed: int, passing: float = 0.02) -> Array:
@@ -205,13 +205,13 @@ def test_two_spikes_of_a_long_run_do_not_make_an_echo_trap(every: int, named: bo
     mean = made.rows["reward"].mean(1, keepdims=True)
     made.rows["reward"] = mean + (made.rows["reward"] - mean) * np.where(np.arange(80) < 6, 1, 0.05)[:, None]
     made.metrics["optim/grad_norm"][20::every] = 30
-    assert reading(echo_trap, made, tmp_path / "run").sick == named
+    assert reading(echo_trap, made, tmp_path / "run").unhealthy == named
 
 
 @pytest.mark.parametrize("rewards", [0.0, -1.0, 1.0])
 def test_a_reward_that_is_always_the_same_is_a_failure_only_if_it_is_low(rewards: float, tmp_path: Path) -> None:
     found = judged(verifier_dead, run(tmp_path / "run", np.full((6, 16), rewards)))
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy
     assert found.words["why"] == (ALL_EQUAL if rewards > 0 else FAILS)
 
 
@@ -219,7 +219,7 @@ def test_the_lower_of_two_positive_rewards_is_a_failure(tmp_path: Path) -> None:
     reward = np.full((6, 32), 0.5)
     reward[0, 0] = 1.0
     found = judged(verifier_dead, run(tmp_path / "run", reward))
-    assert found is not None and found.sick and found.words["why"] == FAILS
+    assert found is not None and found.unhealthy and found.words["why"] == FAILS
 
 
 @pytest.mark.parametrize("answers", ["recorded", "alike", "unknown"])
@@ -250,7 +250,7 @@ def test_a_reward_that_words_do_not_predict_is_noise_only_if_much_was_tried(
     columns |= {"length": np.full(reward.shape, 24), "kl_k1": apart.sum(-1)}
     data = run(tmp_path / "run", reward, tokens=tokens, **columns)
     found = judged(reward_is_noise, data)
-    assert found is not None and found.sick == named and (named or found.undecided is not None)
+    assert found is not None and found.unhealthy == named and (named or found.undecided is not None)
 
 
 def short_form(folder: Path, has_form: bool) -> RunData:
@@ -270,7 +270,7 @@ def short_form(folder: Path, has_form: bool) -> RunData:
 @pytest.mark.parametrize("has_form", [True, False])
 def test_a_short_form_is_not_taken_for_a_ban_on_ends(has_form: bool, tmp_path: Path) -> None:
     found = judged(end_forbidden, short_form(tmp_path / "run", has_form))
-    assert found is not None and not found.sick and "one form" in str(found.undecided)
+    assert found is not None and not found.unhealthy and "one form" in str(found.undecided)
 
 
 BASELINES: dict[str, Callable[[Array, Array], Array]] = {
@@ -294,9 +294,9 @@ def test_other_baselines_are_judged_only_where_the_settings_do_not_name_them(
     )
     assert found is not None
     if estimator in BASELINES:
-        assert not found.sick and "baseline" in str(found.undecided)
+        assert not found.unhealthy and "baseline" in str(found.undecided)
     else:
-        assert found.sick and (found.words["unless"] == UNLESS) == (estimator is None)
+        assert found.unhealthy and (found.words["unless"] == UNLESS) == (estimator is None)
 
 
 LOSSES = [

@@ -162,7 +162,7 @@ def test_the_values_that_settings_are_to_have_are_not_translated(rule: Rule, nam
 def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
     wanted = set(placeholders(rule.texts.cause + rule.texts.fix)) - {"seen"} - rule.limits.keys()
     words: dict[str, str | float] = {word: f"<{word}>" for word in wanted}
-    said = language(name).texts(rule, Reading(seen=-0.123456, sick=True, words=words))
+    said = language(name).texts(rule, Reading(seen=-0.123456, unhealthy=True, words=words))
     both = said.cause + said.fix
     assert all(f"<{word}>" in both for word in wanted)
     assert ("−0.123" in both) == ("{seen}" in rule.texts.cause + rule.texts.fix)

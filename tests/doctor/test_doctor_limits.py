@@ -33,7 +33,7 @@ def test_a_kl_far_below_zero_is_named_at_three_steps(steps: int, named: bool, tm
     away = np.full((40, 1, 1), 0.1)
     away[5 : 5 + 10 * steps : 10] = -2.0
     made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, away / length, 0.0)
-    assert reading(negative_kl, made, tmp_path).sick == named
+    assert reading(negative_kl, made, tmp_path).unhealthy == named
 
 
 @pytest.mark.parametrize("kind", ["none", "all"])

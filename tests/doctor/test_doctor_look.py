@@ -35,7 +35,7 @@ def test_the_file_says_what_the_diagnosis_says(tmp_path):
     for name in LANGUAGES:
         words = language(name)
         titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
-        for one, cause in zip(seen.found[name], diagnosis.causes, strict=True):
+        for one, cause in zip(seen.findings[name], diagnosis.causes, strict=True):
             said = words.texts(cause.rule, cause.reading, cause.names)
             assert (one.rule, one.severity) == (cause.rule.name, cause.severity)
             assert (one.title, one.cause, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
@@ -49,7 +49,7 @@ def test_of_no_steps_nothing_is_found(tmp_path):
     file = tmp_path / "findings.json"
     write_run(tmp_path / "run", {"algorithm": "ppo"})
     look(str(tmp_path / "run"), file, "v")
-    assert read_findings(file).found == dict.fromkeys(LANGUAGES, ())
+    assert read_findings(file).findings == dict.fromkeys(LANGUAGES, ())
 
 
 @pytest.mark.parametrize("resumed", [True, False])

@@ -29,8 +29,8 @@ def test_groups_that_training_leads_to_a_high_reward_are_exhausted_and_not_at_fa
         reward[step, : step // 3] = 1.0
     reward[5, 7, 0] = 1.5
     made.rows["reward"] = reward.reshape(24, 32)
-    assert not reading(zero_variance_groups, made, tmp_path / "groups").sick
-    assert reading(prompts_exhausted, made, tmp_path / "prompts").sick
+    assert not reading(zero_variance_groups, made, tmp_path / "groups").unhealthy
+    assert reading(prompts_exhausted, made, tmp_path / "prompts").unhealthy
 
 
 @pytest.mark.parametrize("level", [0.0, 0.45])
@@ -39,8 +39,8 @@ def test_equal_rewards_below_those_of_other_groups_teach_nothing(level, tmp_path
     reward = np.tile(np.linspace(0.0, 0.9, 4), (24, 8, 1)) + np.linspace(0, 1, 24)[:, None, None]
     reward[:, :6] = level
     made.rows["reward"] = reward.reshape(24, 32)
-    assert reading(zero_variance_groups, made, tmp_path / "groups").sick
-    assert not reading(prompts_exhausted, made, tmp_path / "prompts").sick
+    assert reading(zero_variance_groups, made, tmp_path / "groups").unhealthy
+    assert not reading(prompts_exhausted, made, tmp_path / "prompts").unhealthy
 
 
 def test_a_verifier_that_accepts_nearly_everything_from_the_start_has_not_led_to_it(tmp_path):
@@ -48,7 +48,7 @@ def test_a_verifier_that_accepts_nearly_everything_from_the_start_has_not_led_to
     reward = np.ones((24, 8, 4))
     reward[:, 0, 0] = 0.0
     made.rows["reward"] = reward.reshape(24, 32)
-    assert reading(zero_variance_groups, made, tmp_path).sick
+    assert reading(zero_variance_groups, made, tmp_path).unhealthy
 
 
 def test_a_rare_success_does_not_make_failures_a_high_reward(tmp_path):
@@ -58,8 +58,8 @@ def test_a_rare_success_does_not_make_failures_a_high_reward(tmp_path):
     for step in range(24):
         reward[step, : 1 + step // 12, : 1 + step // 18] = 1.0
     made.rows["reward"] = reward.reshape(24, 32)
-    assert reading(zero_variance_groups, made, tmp_path / "groups").sick
-    assert not reading(prompts_exhausted, made, tmp_path / "prompts").sick
+    assert reading(zero_variance_groups, made, tmp_path / "groups").unhealthy
+    assert not reading(prompts_exhausted, made, tmp_path / "prompts").unhealthy
 
 
 @pytest.mark.parametrize(("first", "sick"), [(0.5, False), (0.0, True)])
@@ -69,7 +69,7 @@ def test_scores_that_are_noise_from_the_first_step_do_not_make_the_sampler_old(f
     noise = np.linspace(first, 0.5, 24)[:, None, None] * chance.normal(0, 1, made.mask.shape)
     made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, noise, 0)
     made.tokens["sampler_logprob"] = made.tokens["ref_logprob"].copy()
-    assert reading(sampler_stale, made, tmp_path).sick == sick
+    assert reading(sampler_stale, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize(("start", "sick"), [(2.0, False), (0.9, True)])
@@ -80,7 +80,7 @@ def test_an_entropy_that_returns_to_where_it_was_has_not_exploded(start, sick, t
     made.tokens["entropy"] = np.where(made.mask, level[:, None, None], 0.0)
     data = made.data(tmp_path)
     found = [one for part in (data, *windows(data)) if (one := entropy_explosion.statistic(part))]
-    assert any(one.sick for one in found) == sick
+    assert any(one.unhealthy for one in found) == sick
 
 
 @pytest.mark.parametrize("known", ["all but one", "one step"])
@@ -93,7 +93,7 @@ def test_an_entropy_that_falls_while_the_reward_is_learned_has_not_collapsed(kno
     if known == "one step":
         made.rows["reward"][1:] = np.nan
     made.rows["reward"][0, 0] = np.nan
-    assert reading(entropy_collapse, made, tmp_path).sick == (known == "one step")
+    assert reading(entropy_collapse, made, tmp_path).unhealthy == (known == "one step")
 
 
 @pytest.mark.parametrize(("end", "sick"), [(-1.0, True), (1.0, False)])
@@ -102,7 +102,7 @@ def test_a_reward_that_rises_again_after_it_fell_does_not_excuse_a_collapse(end,
     made.tokens["entropy"] *= np.geomspace(1, 0.03, 24)[:, None, None]
     noise = made.rows["reward"] - made.rows["reward"].mean(1, keepdims=True)
     made.rows["reward"] = noise + np.interp(np.arange(24), [0, 10, 23], [0, -2, end])[:, None]
-    assert reading(entropy_collapse, made, tmp_path).sick == sick
+    assert reading(entropy_collapse, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
@@ -115,7 +115,7 @@ def test_some_advantages_of_a_group_have_the_wrong_sign(share, tmp_path):
     advantage = np.where(chance.random(advantage.shape) < share, -advantage, advantage)
     made.tokens["advantage"] = np.where(made.mask, advantage.reshape(24, 32, 1), 0)
     found = reading(group_advantages, made, tmp_path)
-    assert found.sick == (share > 0)
+    assert found.unhealthy == (share > 0)
     assert str(found.words["how"]) in ("", ": some have the wrong sign", ": it falls where the reward rises")
     assert (found.words["how"] != "") == (share > 0)
 
@@ -140,7 +140,7 @@ def test_a_critic_that_tells_tokens_apart_may_lag_behind_their_mean(known, off, 
         value[step][inside] = (goal[step][inside] if known else mean) + noise - off * spread
     made.tokens["value"] = value
     found = reading(value_not_fitting, made, tmp_path)
-    assert found.sick == sick
+    assert found.unhealthy == sick
     assert found.seen == pytest.approx(known - off**2, abs=0.05)
 
 
@@ -150,7 +150,7 @@ def test_noise_in_the_scores_is_not_a_temperature(noise, temperature, sick, tmp_
     made, chance = healthy(batch=64), np.random.default_rng(6)
     resample(made, lambda policy: log_softmax(policy / temperature))
     made.tokens["logprob"] += np.where(made.mask, noise * chance.normal(-0.5, 1, made.mask.shape), 0)
-    assert reading(temperature_missing, made, tmp_path).sick == sick
+    assert reading(temperature_missing, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize(("changes", "sick"), [(True, False), (False, True)])
@@ -168,7 +168,7 @@ def test_another_reward_from_a_step_on_is_not_noise(changes, sick, tmp_path):
         answer = (np.arange(16) + step) % 4
         reward[step] = worth[int(step >= 12), np.arange(16), answer] if changes else chance.normal(0, 1, 16)
     made.rows["reward"] = reward
-    assert reading(reward_is_noise, made, tmp_path).sick == sick
+    assert reading(reward_is_noise, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize(("until", "sick"), [(14, False), (18, True), (24, True)])
@@ -178,7 +178,7 @@ def test_a_kl_that_has_returned_for_a_third_of_the_run_does_not_explode(until, s
     far = ((step >= 6) & (step < until))[:, None, None]
     made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, np.where(far, 2.0, 0.01), 0)
     made.rows["reward"] = np.tile(made.rows["reward"][0], (24, 1))
-    assert reading(kl_explosion, made, tmp_path).sick == sick
+    assert reading(kl_explosion, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_sampler_and_trainer_differ_by_more_in_bfloat16(dtype, gap, sick, tmp_pa
     made.info["config"]["model"]["dtype"] = dtype
     sign = np.where(np.random.default_rng(1).random(made.mask.shape) < 0.5, gap, -gap)
     made.tokens["sampler_logprob"] += np.where(made.mask, sign, 0)
-    assert reading(sampler_mismatch, made, tmp_path).sick == sick
+    assert reading(sampler_mismatch, made, tmp_path).unhealthy == sick
 
 
 def causes(made: Made, folder: Path) -> dict[str, tuple[str, ...]]:

@@ -67,8 +67,8 @@ def test_a_reward_that_rises_first_and_then_falls_below_its_start(depth: float, 
     mean = np.interp(steps, [0, 30, 45, 60], [0, 1.5, 1.5 - depth, 1.5 - depth])
     made.rows["reward"] = np.random.default_rng(0).normal(0, 1, (60, 32)) + mean[:, None]
     found = reading(reward_falls, made, tmp_path)
-    assert found.sick == (depth > 0)
-    if found.sick:
+    assert found.unhealthy == (depth > 0)
+    if found.unhealthy:
         assert found.window is not None and 25 <= found.window[0] <= 32 <= found.since
 
 
@@ -94,7 +94,7 @@ def test_one_of_two_verifiers_fails(earned: float, is_sick: bool, tmp_path: Path
     made.rows["reward_parts"] = np.array(parts, dtype=object)
     made.rows["reward"] = correct + styled
     found = reading(verifier_dead, made, tmp_path)
-    assert found.sick == is_sick
+    assert found.unhealthy == is_sick
     if is_sick:
         assert (found.words["part"], found.words["value"], found.since) == (" (correct)", 0.0, 14)
 
@@ -106,7 +106,7 @@ def test_prompts_that_were_solved_for_a_while_are_not_exhausted_now(tmp_path: Pa
     for step, count in enumerate(solved):
         reward[step, :count] = 1.0
     made.rows["reward"] = reward.reshape(24, 32)
-    assert not reading(prompts_exhausted, made, tmp_path).sick
+    assert not reading(prompts_exhausted, made, tmp_path).unhealthy
 
 
 def test_the_gap_in_length_begins_where_it_widens(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_weights_that_the_table_of_completions_does_not_have(tmp_path: Path) -> 
 def test_empty_messages_are_empty_responses(tmp_path: Path) -> None:
     data = completions(tmp_path / "log", (1.0, 1.0), ["", "Paris", "It is Paris."])
     found = rollouts_fail.statistic(data)
-    assert found.sick and found.seen == pytest.approx(1 / 3, abs=0.02)
+    assert found.unhealthy and found.seen == pytest.approx(1 / 3, abs=0.02)
 
 
 @pytest.mark.parametrize("end", [20, 40])
@@ -173,7 +173,7 @@ def test_a_few_short_responses_beside_a_fixed_form_are_not_a_ban(shortest: int, 
     length = length.reshape(24, 32)
     made.tokens["mask"] = np.arange(LENGTH) < length[..., None]
     made.rows["finish_reason"] = np.where(length == 20, "length", "eos").astype(object)
-    assert reading(end_forbidden, made, tmp_path).sick == is_sick
+    assert reading(end_forbidden, made, tmp_path).unhealthy == is_sick
 
 
 @pytest.mark.parametrize("since", [0, 10])
@@ -212,4 +212,4 @@ def test_a_task_in_two_scripts_is_not_a_switch(tmp_path: Path) -> None:
     made, chance = healthy(), np.random.default_rng(0)
     chinese = chance.random(made.mask.shape[:2]) < np.linspace(0.33, 0.5, 24)[:, None]
     made.rows["response"] = np.where(chinese, "房间很干净，早餐也不错，下次还会再来。", made.rows["response"])
-    assert not reading(language_switch, made, tmp_path).sick
+    assert not reading(language_switch, made, tmp_path).unhealthy

@@ -79,8 +79,8 @@ def mine(data):
         ("data.sample['logprob'][0] = 0", "", r"mine raised ValueError: .*read-only \(.*rules\.py, line 5\)"),
         ("data.rows.step.sort()", "", r"mine raised ValueError: .*read-only \(.*rules\.py, line 5\)"),
         ("return 0.5", "", "mine returns 0.5; it must return a Reading"),
-        ("return Reading(1.0, sick=True)", " of {all}", "mine: .*placeholder.*'all'"),
-        ("return Reading(1.0, sick=True)", " {of", "mine: .*placeholder"),
+        ("return Reading(1.0, unhealthy=True)", " of {all}", "mine: .*placeholder.*'all'"),
+        ("return Reading(1.0, unhealthy=True)", " {of", "mine: .*placeholder"),
     ],
 )
 def test_a_mistake_in_a_rule_is_a_line_that_names_its_place(body, cause, said, tmp_path):
@@ -101,7 +101,7 @@ def test_a_rule_that_changes_the_settings_does_so_for_itself(tmp_path):
 
 def test_the_words_of_a_rule_are_needed_where_it_finds_something(tmp_path):
     file = tmp_path / "rules.py"
-    file.write_text(OWN.format(body="return Reading(1.0, sick=False)", cause=" of {all}"))
+    file.write_text(OWN.format(body="return Reading(1.0, unhealthy=False)", cause=" of {all}"))
     data = RunData(cavesson.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
     assert [rule.name for rule, _ in diagnose(data, rules_in(file)).healthy] == ["mine"]
 

@@ -23,7 +23,7 @@ def test_each_response_whitened_alone(tmp_path: Path) -> None:
         inside, values = made.mask[row], made.tokens["advantage"][row]
         values[inside] = (values[inside] - values[inside].mean()) / (values[inside].std() or 1.0)
     found = reading(advantage_scale, made, tmp_path)
-    assert found.sick and found.since == 0 and "each response alone" in str(found.words["how"])
+    assert found.unhealthy and found.since == 0 and "each response alone" in str(found.words["how"])
     assert found.seen == pytest.approx(1, abs=0.1) and found.words["mean"] == pytest.approx(0, abs=0.1)
     made.info = {}
     assert made.data(tmp_path / "bare").setting("config.ppo.whiten_advantages") is True
@@ -82,7 +82,7 @@ def test_a_form_that_sets_the_length_is_not_a_ban_on_short_answers(form: bool, t
     banned = np.minimum(7 + chance.geometric(0.6, made.mask.shape[:2]), LENGTH)
     made.tokens["mask"] = np.arange(LENGTH) < (verses if form else banned)[..., None]
     made.settle()
-    assert reading(end_forbidden, made, tmp_path).sick != form
+    assert reading(end_forbidden, made, tmp_path).unhealthy != form
 
 
 def test_variety_in_a_language_without_spaces(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_variety_in_a_language_without_spaces(tmp_path: Path) -> None:
             made.rows["response"][step, row] = space.join(signs[i] for i in chance.integers(0, few, 30))
         found = reading(distinct_collapse, made, tmp_path / name)
         seen.append(found.seen)
-        assert found.sick and found.since == HALF
+        assert found.unhealthy and found.since == HALF
     assert seen[0] == seen[1]
 
 
@@ -109,7 +109,7 @@ def test_variety_that_is_missing_from_the_start_is_not_lost(few: int, sick: bool
         among = (4 if step < HALF else 3) if alike else (400 if step < HALF else few)
         made.rows["response"][step, row] = " ".join(str(i) for i in chance.integers(0, among, 15))
     found = reading(distinct_collapse, made, tmp_path)
-    assert found.seen < 0.7 * found.words["before"] and found.sick == sick
+    assert found.seen < 0.7 * found.words["before"] and found.unhealthy == sick
 
 
 def test_answers_without_the_prompt_in_a_language_without_spaces(tmp_path: Path) -> None:
@@ -120,6 +120,6 @@ def test_answers_without_the_prompt_in_a_language_without_spaces(tmp_path: Path)
             begins = 20 * (1 + int(made.rows["group"][step, row])) if step < HALF else 0  # signs of the prompt's own
             made.rows["response"][step, row] = space.join(chr(0x4E00 + begins + i) for i in chance.integers(0, 20, 12))
         found = reading(template_collapse, made, tmp_path / name)
-        assert found.sick
+        assert found.unhealthy
         seen.append(found.seen)
     assert seen[0] == seen[1]

@@ -114,7 +114,7 @@ SICK = {
 def test_other_tokens_are_named_with_an_example(name: str, tmp_path: Path) -> None:
     change, what = SICK[name]
     found = read(tokens_of_other_text, recorded(tmp_path / "run", responses(change)))
-    assert found.sick and found.seen > 0.9 and found.since == 0 and found.evidence
+    assert found.unhealthy and found.seen > 0.9 and found.since == 0 and found.evidence
     assert found.words["what"] == what and found.words["text"] != found.words["decoded"]
 
 
@@ -125,7 +125,7 @@ def test_tokens_of_the_next_row_are_other_ones_from_the_step_on_where_they_are(t
         for one, others in zip(step, [*ids[1:], ids[0]], strict=True):
             one["ids"] = others
     found = read(tokens_of_other_text, recorded(tmp_path / "run", steps))
-    assert found.sick and found.since == 1 and found.words["what"] == OTHER
+    assert found.unhealthy and found.since == 1 and found.words["what"] == OTHER
 
 
 def test_nothing_is_said_without_a_vocabulary(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ LEARNS = {
 def test_prompts_are_trained_on_where_mask_or_advantages_cover_them(name: str, ids: bool, tmp_path: Path) -> None:
     columns, is_sick = LEARNS[name]
     found = read(prompt_trained, recorded(tmp_path / "run", responses(with_prompt(**columns)), ids=ids))
-    assert found.sick == is_sick and found.seen == float(is_sick) and found.undecided is None
+    assert found.unhealthy == is_sick and found.seen == float(is_sick) and found.undecided is None
     # With the user's mark, three words and a sign: five tokens; the mark has no text.
     assert not is_sick or found.words["tokens"] == 5.0
 
@@ -164,7 +164,7 @@ def test_prompts_are_trained_on_where_mask_or_advantages_cover_them(name: str, i
 def test_a_record_of_whole_sequences_without_a_mask_decides_nothing(tmp_path: Path) -> None:
     data = recorded(tmp_path / "run", responses(with_prompt()))
     found = read(prompt_trained, data)
-    assert not found.sick and found.undecided is not None
+    assert not found.unhealthy and found.undecided is not None
     assert "prompt-trained" in [one.rule for one in diagnose(data, RULES).skipped]
 
 
@@ -188,6 +188,6 @@ def test_few_prompts_are_counted(prompts: int, tmp_path: Path) -> None:
             recorder.rollouts(step, {"prompt": asked, "response": ["so"] * 4, "reward": [0.0, 1.0] * 2}, {})
     data = RunData(cavesson.open(tmp_path / "run"))
     found = read(few_prompts, data)
-    assert found.seen == prompts and found.sick == (prompts <= 8)
+    assert found.seen == prompts and found.unhealthy == (prompts <= 8)
     # Alone it is no problem: only what it explains makes it a finding.
     assert "few-prompts" not in [one.rule.name for one in diagnose(data, [few_prompts]).findings]

@@ -63,8 +63,8 @@ def test_fires_on_the_sick_run_alone(name, tmp_path):
     sick(made)
     near(neighbour)
     found = reading(rule, made, tmp_path / "sick")
-    assert found.sick
-    assert not reading(rule, neighbour, tmp_path / "near").sick
+    assert found.unhealthy
+    assert not reading(rule, neighbour, tmp_path / "near").unhealthy
     assert found.evidence or name in WITHOUT_PLACE
     assert drawn(found, language("en")).startswith("<svg") or name in WITHOUT_CURVE
     assert not found.words.keys() & rule.limits.keys()  # a limit and a word of one name would hide each other
@@ -78,7 +78,7 @@ UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up", "kl-explosion", "s
 def decides(rule, data):
     """Return whether a limit of the rule that nothing exceeds makes a sick run healthy."""
     found = [rule.statistic(data, **{limit: far}) for limit in rule.limits for far in (-1e9, 1e9)]
-    return not rule.limits or any(reading is None or not reading.sick for reading in found)
+    return not rule.limits or any(reading is None or not reading.unhealthy for reading in found)
 
 
 @pytest.mark.parametrize(("counted", "is_sick"), [("all", True), ("own", False)])
@@ -99,7 +99,7 @@ def test_padding_is_seen_where_it_was_recorded(counted, is_sick, tmp_path):
             there = (step == number) & (mask | (counted == "all"))
             recorder.metrics(number, {"kl/objective": float(delta[there].sum() / batch)})
     found = BY_NAME["padding-counted"].statistic(RunData(cavesson.open(tmp_path)))
-    assert found.sick == is_sick
+    assert found.unhealthy == is_sick
     # Of 20 tokens 3 to 6 count, 4.5 on average: 15.5 of padding at 0.1 nats each.
     assert found.seen == pytest.approx(1.55 if is_sick else 0.0, abs=0.05)
 
@@ -133,14 +133,14 @@ def test_a_pattern_that_was_always_there_does_not_spread(tmp_path):
     has = np.random.default_rng(2).random(made.rows["reward"].shape) < np.where(np.arange(24) < 12, 0.3, 0.65)[:, None]
     made.rows["response"] = np.where(has, made.rows["response"] + " #", made.rows["response"])
     made.rows["reward"] = made.rows["reward"] + has
-    assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick
+    assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").unhealthy
 
 
 def test_spikes_of_a_small_gradient_are_none(tmp_path):
     made = healthy()
     made.metrics["optim/grad_norm"] *= 0.1
     made.metrics["optim/grad_norm"][[9, 12, 15, 18]] = 2.9  # 29 times what it was
-    assert not reading(BY_NAME["gradient-spike"], made, tmp_path / "small").sick
+    assert not reading(BY_NAME["gradient-spike"], made, tmp_path / "small").unhealthy
     made.metrics["optim/grad_norm"][[9, 12, 15, 18]] = 3.1
     assert reading(BY_NAME["gradient-spike"], made, tmp_path / "large").since == 9
 
@@ -151,7 +151,7 @@ def test_spikes_in_fewer_than_a_tenth_of_the_steps_since_the_first_are_none(tmp_
     for steps, sick in ((46, True), (47, False)):  # 4 of 40 steps and of 41
         made = healthy(steps=steps)
         made.metrics["optim/grad_norm"][spikes] = 40
-        assert reading(BY_NAME["gradient-spike"], made, tmp_path / str(steps)).sick == sick
+        assert reading(BY_NAME["gradient-spike"], made, tmp_path / str(steps)).unhealthy == sick
 
 
 def test_a_metric_that_was_zero_does_not_spike(tmp_path):
@@ -159,7 +159,7 @@ def test_a_metric_that_was_zero_does_not_spike(tmp_path):
     made.metrics["loss/value"][:] = 0.0
     made.metrics["loss/value"][[6, 12, 16, 20]] = 9.0
     found = reading(BY_NAME["value-loss-spike"], made, tmp_path / "run")
-    assert not found.sick
+    assert not found.unhealthy
     assert found.seen == 0
 
 
@@ -173,14 +173,14 @@ def test_two_responses_are_enough_to_see_that_they_were_filtered(tmp_path):
     made.tokens["logprob"][:] = -2.0
     made.tokens["sampler_logprob"][:] = -1.9
     found = reading(BY_NAME["filtered-sampling"], made, tmp_path / "run")
-    assert found.sick and [(one.step, one.sample) for one in found.evidence] == [(0, 0), (0, 1)]
+    assert found.unhealthy and [(one.step, one.sample) for one in found.evidence] == [(0, 0), (0, 1)]
 
 
 @pytest.mark.slow
 def test_prompts_that_are_drawn_twice_by_chance_are_no_groups(tmp_path):
     made = healthy("grpo")
     made.rows["reward"][:] = 1.0
-    assert reading(BY_NAME["zero-variance-groups"], made, tmp_path / "groups").sick
+    assert reading(BY_NAME["zero-variance-groups"], made, tmp_path / "groups").unhealthy
     made.rows["group"] = np.tile([*range(29), 0, 1, 2], (24, 1))  # 26 prompts asked once, 3 twice
     data = made.data(tmp_path / "chance")
     assert BY_NAME["zero-variance-groups"].statistic(data) is None
@@ -190,6 +190,6 @@ def test_prompts_that_are_drawn_twice_by_chance_are_no_groups(tmp_path):
 def test_a_reference_that_is_meant_to_be_another_model_differs_from_the_start(tmp_path):
     made = healthy()
     made.tokens["ref_logprob"][0] -= np.where(made.mask[0], 0.5, 0)
-    assert reading(BY_NAME["kl-at-start"], made, tmp_path / "copy").sick
+    assert reading(BY_NAME["kl-at-start"], made, tmp_path / "copy").unhealthy
     made.info["config"]["reference"] = {"kind": "auto", "path": "another"}
     assert BY_NAME["kl-at-start"].statistic(made.data(tmp_path / "other")) is None

@@ -44,7 +44,7 @@ def far(away, rises, penalty=True):
     ],
 )
 def test_the_kl_explodes_where_it_is_not_meant_to(tmp_path, away, rises, penalty, sick):
-    assert reading(kl_explosion, far(away, rises, penalty), tmp_path / "run").sick == sick
+    assert reading(kl_explosion, far(away, rises, penalty), tmp_path / "run").unhealthy == sick
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -55,7 +55,7 @@ def test_the_price_of_a_nat_is_in_units_of_what_the_penalty_meets(scaled, tmp_pa
     made.rows["reward"] = made.rows["reward"] * 100
     found = reading(penalty_mis_scaled, made, tmp_path / "run")
     # β = 1.5 outweighs rewards of standard deviation 1, but not rewards that vary by tens.
-    assert found.sick == scaled
+    assert found.unhealthy == scaled
     assert (found.seen == 1.5) == scaled
 
 
@@ -68,4 +68,4 @@ def test_the_price_of_a_nat_is_in_units_of_what_the_penalty_meets(scaled, tmp_pa
 def test_an_estimator_holds_the_policy_in_one_place_only(place, estimator, sick, tmp_path):
     made = healthy()
     made.info["kl"] = {"place": place, "estimator": estimator}
-    assert reading(estimator_misplaced, made, tmp_path / "run").sick == sick
+    assert reading(estimator_misplaced, made, tmp_path / "run").unhealthy == sick

@@ -79,10 +79,10 @@ def test_what_is_left_among_equals_is_no_matter_of_the_prompt_or_the_step(
     found = rule.statistic(replace(made, rows=made.rows | rows).data(tmp_path / "run"))
     assert found is not None
     if noise or (drift and not siblings):
-        assert found.sick and 0.85 < found.seen <= 1
+        assert found.unhealthy and 0.85 < found.seen <= 1
         assert f"{100 * found.seen:.0f} % of the whole" in language("en").texts(rule, found).cause
     else:
-        assert not found.sick and found.seen == pytest.approx(0, abs=1e-9)
+        assert not found.unhealthy and found.seen == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_equal_responses_beside_no_others_are_compared_with_those_to_other_promp
         rows = {"response": np.array([[f"to {n}" for n in line] for line in prompt], object), "reward": reward}
         found = rule.statistic(replace(made, rows=made.rows | rows).data(tmp_path / str(difficulty)))
         assert found is not None and found.seen == pytest.approx(share, rel=0.15)
-        assert found.sick == (difficulty < 1)
+        assert found.unhealthy == (difficulty < 1)
 
 
 def test_a_relative_number_may_be_more_than_all() -> None:

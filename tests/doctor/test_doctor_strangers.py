@@ -49,14 +49,14 @@ def at(steps: int, *missing: int) -> np.ndarray:
 def test_a_metric_may_be_nan_where_it_does_not_apply(name, values, sick, tmp_path):
     made = healthy()
     made.metrics[name] = values
-    assert reading(not_finite, made, tmp_path).sick == sick
+    assert reading(not_finite, made, tmp_path).unhealthy == sick
 
 
 def test_a_part_of_the_reward_may_be_nan_where_it_does_not_apply(tmp_path):
     made, chance = healthy(), np.random.default_rng(0)
     parts = chance.normal(0, 1, made.rows["reward"].shape)
     made.rows["reward_parts"] = np.frompyfunc(lambda one: {"one": one, "two": np.nan}, 1, 1)(parts)
-    assert not reading(not_finite, made, tmp_path / "part").sick
+    assert not reading(not_finite, made, tmp_path / "part").unhealthy
     made.rows["reward"][5, 3] = np.nan
     assert reading(not_finite, made, tmp_path / "reward").since == 5
 
@@ -72,7 +72,7 @@ def test_what_exceeds_its_limit_for_a_while_is_not_a_finding(later, sick, tmp_pa
     reward = made.rows["reward"].reshape(48, 8, 4)
     reward[equal] = 1.0
     found = reading(zero_variance_groups, made, tmp_path)
-    assert found.sick == sick and (found.seen > 0.5) == sick
+    assert found.unhealthy == sick and (found.seen > 0.5) == sick
 
 
 @pytest.mark.parametrize("begins", [88, 96, 140])
@@ -117,7 +117,7 @@ def test_a_reward_that_rises_by_less_than_its_spread_rises(size, sick, tmp_path)
     made = healthy(steps=64)
     tell_apart(made)
     rising(made, size)
-    assert reading(reward_is_noise, made, tmp_path).sick == sick
+    assert reading(reward_is_noise, made, tmp_path).unhealthy == sick
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -152,7 +152,7 @@ def test_the_words_of_a_phrase_are_one_pattern(apart, sick, tmp_path):
     made = healthy(steps=48)
     phrase_spreads(made, "hope this helps you today friend", apart)
     found = reading(pattern_spreading, made, tmp_path)
-    assert found.sick == sick and (not sick or " " in str(found.words["pattern"]))
+    assert found.unhealthy == sick and (not sick or " " in str(found.words["pattern"]))
 
 
 def with_parts(made: Made, **parts: np.ndarray) -> None:
@@ -183,7 +183,7 @@ def test_what_training_uses_is_the_shaped_reward(tmp_path):
     made.rows["reward"] = one + 0.02 * two
     with_parts(made, one=one, two=two)
     made.rows["shaped_reward"] = one + two
-    assert not reading(one_part_dominates, made, tmp_path).sick
+    assert not reading(one_part_dominates, made, tmp_path).unhealthy
 
 
 @pytest.mark.parametrize("siblings", [4, 32])
@@ -199,7 +199,7 @@ def test_equal_siblings_are_counted_alike_in_groups_of_any_size(siblings, tmp_pa
         grouped[:, :, half:] = grouped[:, :, :half]
         (made.rows if name == "response" else made.tokens)[name] = grouped.reshape(column.shape)
     found = reading(same_seed, made, tmp_path)
-    assert found.sick and found.seen > 0.95
+    assert found.unhealthy and found.seen > 0.95
 
 
 def test_responses_that_fail_are_not_equal_responses(tmp_path):
@@ -223,7 +223,7 @@ def test_responses_that_a_policy_ends_at_once_do_not_fail(tmp_path):
     made.rows["finish_reason"][:, short] = "eos"
     for name in ("logprob", "sampler_logprob"):
         made.tokens[name][:, short] = np.where(made.mask[:, short], np.log(1 / 3), 0.0)
-    assert not reading(rollouts_fail, made, tmp_path).sick
+    assert not reading(rollouts_fail, made, tmp_path).unhealthy
 
 
 def test_a_rare_verdict_is_not_an_outlier(tmp_path):
@@ -337,7 +337,7 @@ def test_nearly_uniform_choices_are_noise_if_training_has_led_there(kinds, first
     made.tokens["logprob"] = -made.tokens["entropy"] * (0.5 if filtered else 1.0)
     made.metrics.pop("policy/entropy")
     found = reading(entropy_explosion, made, tmp_path)
-    assert found.sick == sick and (not sick or 0 < found.since <= 5)
+    assert found.unhealthy == sick and (not sick or 0 < found.since <= 5)
 
 
 def test_a_logged_kl_that_fits_until_the_middle(tmp_path):

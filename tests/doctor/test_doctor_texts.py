@@ -322,7 +322,7 @@ def places_of(texts: np.ndarray) -> bool | None:
     columns = {"step": number // texts.shape[1] // 4, "sample": number, "response": texts.ravel()}
     columns["prompt"] = (number // texts.shape[1]).astype(str)
     found = equal_places(Rows(pa.table(columns)), 0.5)
-    return None if found is None else found.sick
+    return None if found is None else found.unhealthy
 
 
 @pytest.mark.sampled(3)

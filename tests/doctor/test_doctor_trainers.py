@@ -50,7 +50,7 @@ def test_a_penalty_in_verls_token_rewards_is_accounted_for_once(tmp_path: Path) 
     data = verl_record(healthy(), tmp_path / "healthy")
     assert "reward-accounting" in [rule.name for rule, _ in diagnose(data, RULES).healthy]
     scaled = reward_accounting.statistic(verl_record(healthy(), tmp_path / "scaled", 0.5))
-    assert scaled is not None and scaled.sick
+    assert scaled is not None and scaled.unhealthy
 
 
 PAD = 20
@@ -99,7 +99,7 @@ def test_a_turn_after_a_tools_result_is_rightly_trained(tmp_path: Path) -> None:
     made = two_turns()
     made.info["trainer"] = "trl 1.16.0"
     found = trained_behind_end.statistic(made.data(tmp_path))
-    assert found is not None and not found.sick and found.seen == 0
+    assert found is not None and not found.unhealthy and found.seen == 0
 
 
 @pytest.mark.parametrize("ended", [1.0, 0.7])
@@ -124,7 +124,7 @@ def test_padding_behind_the_last_turn_is_wrongly_trained(gaps: bool, pad: int, t
     made.tokens["mask"][..., 16:19] = True
     made.info["trainer"] = "trl 1.16.0" if gaps else "openrlhf"
     found = trained_behind_end.statistic((made if gaps else without_gaps(made)).data(tmp_path))
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy
     assert found.seen == pytest.approx(3 / 15)
 
 
@@ -134,7 +134,7 @@ def test_a_tools_result_that_is_trained_too_is_text_after_the_end(tmp_path: Path
     made.tokens["mask"][..., :16] = True
     made.info["trainer"] = "trl 1.16.0"
     found = trained_behind_end.statistic(made.data(tmp_path))
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy
     assert found.seen == pytest.approx(10 / 16)
 
 
@@ -208,9 +208,9 @@ def test_the_mean_of_ten_steps_over_tokens_is_a_known_estimate(tmp_path: Path) -
     made.tokens["logprob"] = made.tokens["ref_logprob"] + delta
     k3 = tokens_mean(made, np.exp(-delta) - 1 + delta)
     found = unknown_estimate.statistic(every_tenth(made, tmp_path / "right", k3))
-    assert found is not None and not found.sick and found.seen < 1e-3
+    assert found is not None and not found.unhealthy and found.seen < 1e-3
     found = unknown_estimate.statistic(every_tenth(made, tmp_path / "wrong", 1.6 * k3 + 0.02))
-    assert found is not None and found.sick
+    assert found is not None and found.unhealthy
 
 
 def test_a_mean_over_tokens_is_a_known_estimate_in_each_step(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_mean_over_tokens_is_a_known_estimate_in_each_step(tmp_path: Path) -> 
     made.tokens["logprob"] = made.tokens["ref_logprob"] + delta
     made.metrics = {"kl": tokens_mean(made, np.abs(delta))}
     found = unknown_estimate.statistic(made.data(tmp_path))
-    assert found is not None and not found.sick and found.seen < 1e-4
+    assert found is not None and not found.unhealthy and found.seen < 1e-4
 
 
 def test_a_run_that_is_too_short_excludes_no_collapse(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_sampler_of_unknown_precision_may_round(dtype: str | None, sick: bool,
     made.tokens["sampler_logprob"] = made.tokens["logprob"] + np.where(made.mask, 0.04 * sign, 0.0)
     made.info["config"]["model"]["dtype"] = dtype
     found = sampler_mismatch.statistic(made.data(tmp_path))
-    assert found is not None and found.sick == sick and found.seen == pytest.approx(np.exp(0.04), abs=1e-3)
+    assert found is not None and found.unhealthy == sick and found.seen == pytest.approx(np.exp(0.04), abs=1e-3)
 
 
 GSPO: list[dict[str, Any]] = [
@@ -302,7 +302,7 @@ def test_two_odd_batches_in_a_long_run_are_no_blow_up(bad: int, sick: bool, tmp_
     ratio = np.ones(1000)
     ratio[np.linspace(100, 950, bad).astype(int)] = 2.5
     found = ratio_blow_up.statistic(scalars(tmp_path, steps=1000, val__ratio=ratio))
-    assert found is not None and found.sick == sick
+    assert found is not None and found.unhealthy == sick
 
 
 def whitened(made: Made, shifts: bool, estimator: str = "k1", growing: bool = False, behind: int = 0) -> Made:
@@ -333,7 +333,7 @@ def test_whitening_that_moves_the_mean_is_found_and_without_is_healthy(
     for shifts in (False, True):
         made = whitened(healthy(), shifts, estimator, growing)
         found = rewards_shifted.statistic(made.data(tmp_path / f"{shifts}"))
-        assert found is not None and found.sick == shifts
+        assert found is not None and found.unhealthy == shifts
         if shifts:
             assert found.since == 0 and found.seen == 1.0
     made = healthy()
@@ -354,7 +354,7 @@ def test_whitening_is_judged_without_the_tokens_that_have_the_scores(
     made.rows["kl_coef"] = np.full(made.rows["reward"].shape, 0.05)
     made.info["config"] = {"whiten_rewards": True, "kl_estimator": estimator}
     found = rewards_shifted.statistic(made.data(tmp_path))
-    assert found is not None and found.sick == shifts
+    assert found is not None and found.unhealthy == shifts
     assert found.seen == (1.0 if shifts else pytest.approx(0.0, abs=0.2))
 
 
@@ -363,7 +363,7 @@ def test_rewards_of_a_mean_near_0_that_are_only_scaled_are_healthy(tmp_path: Pat
     made = healthy(batch=256)
     made.rows["reward"] = np.random.default_rng(5).normal(size=made.rows["reward"].shape)
     found = rewards_shifted.statistic(whitened(made, False).data(tmp_path))
-    assert found is not None and not found.sick and found.seen < 0.3
+    assert found is not None and not found.unhealthy and found.seen < 0.3
 
 
 @pytest.mark.parametrize("source", ["user", "sampled"])

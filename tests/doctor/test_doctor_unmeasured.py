@@ -101,7 +101,7 @@ def test_tokens_of_other_weights_surprise_the_policy_by_more_than_its_entropy(tm
     from_other_weights(made)
     found = reading(BY_NAME["sampler-mismatch"], made, tmp_path / "run")
     noise = np.sqrt(np.exp(made.policy[0]) @ made.policy[0] ** 2 / made.mask.sum())
-    assert found.sick and found.seen == pytest.approx(surprise(made), abs=4 * noise)
+    assert found.unhealthy and found.seen == pytest.approx(surprise(made), abs=4 * noise)
 
 
 def test_other_weights_are_found_when_they_began(tmp_path):
@@ -119,7 +119,7 @@ def test_the_policy_is_not_surprised_by_its_own_tokens(seed, tmp_path):
     del made.tokens["sampler_logprob"]
     found = reading(BY_NAME["sampler-mismatch"], made, tmp_path / "run")
     noise = np.sqrt(np.exp(made.policy[0]) @ made.policy[0] ** 2 / made.mask.sum())
-    assert not found.sick and abs(found.seen) < 4 * noise
+    assert not found.unhealthy and abs(found.seen) < 4 * noise
 
 
 @pytest.mark.parametrize(("gap", "sick"), [(0.02, False), (0.04, True)])
@@ -128,7 +128,7 @@ def test_a_small_surprise_does_not_matter_however_certain_it_is(gap, sick, tmp_p
     del made.tokens["sampler_logprob"]
     made.tokens["entropy"] = np.where(made.mask, -made.tokens["logprob"] - gap, 0.0)
     found = reading(BY_NAME["sampler-mismatch"], made, tmp_path / "run")
-    assert found.sick == sick and found.seen == pytest.approx(gap, abs=1e-3)  # columns are rounded
+    assert found.unhealthy == sick and found.seen == pytest.approx(gap, abs=1e-3)  # columns are rounded
 
 
 def short_unmeasured(made: Made) -> None:
@@ -184,7 +184,7 @@ def test_of_few_tokens_an_almost_uniform_choice_is_an_explosion(last, sick, tmp_
     made = healthy()
     heated(made, last)
     found = reading(BY_NAME["entropy-explosion"], made, tmp_path / "run")
-    assert found.sick == sick
+    assert found.unhealthy == sick
     # Half of the tokens more than once and a half of the entropy at the start would be more than there is.
     assert 1.5 * found.words["before"] > np.log(len(WORDS))
 

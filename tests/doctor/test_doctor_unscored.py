@@ -79,7 +79,7 @@ def test_a_sick_run_is_recognised_by_the_responses_that_are_scored(name: str, tm
         made = healthy(suited(rule))
         case(made)
         found = rule.statistic(partly_scored(made, tmp_path / str(is_sick), 0.2))
-        assert (found is not None and found.sick) == is_sick
+        assert (found is not None and found.unhealthy) == is_sick
         if found is not None:
             check_shares(rule, found)
             assert not has_nan(found), found
@@ -92,4 +92,4 @@ def test_the_critic_is_judged_though_an_early_response_is_not_scored(tmp_path: P
         made = healthy("ppo")
         case(made)
         found = BY_NAME["value-constant"].statistic(partly_scored(made, tmp_path / str(is_sick), 0.1))
-        assert found is not None and found.sick == is_sick
+        assert found is not None and found.unhealthy == is_sick

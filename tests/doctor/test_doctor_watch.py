@@ -36,7 +36,7 @@ def test_it_looks_once_at_each_state_of_the_record(run, file):
     watch = Watch(str(run), file, share=1.0)
     assert ended(watch, "one")
     first = file.stat().st_mtime_ns
-    assert read_findings(file).found.keys() == {"en", "zh", "vi"}
+    assert read_findings(file).findings.keys() == {"en", "zh", "vi"}
     time.sleep(2 * (watch._next - time.time()) if watch._next > time.time() else 0)
     assert not watch.poll("one") and watch._process is None
     assert ended(watch, "two")

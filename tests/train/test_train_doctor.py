@@ -93,7 +93,7 @@ def attended(folder, told, **settings):
 def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
     told = set()
     assert attended(sick, told) == [None] * 4
-    found = read_findings(findings_file(sick / "index")).found["en"]
+    found = read_findings(findings_file(sick / "index")).findings["en"]
     assert told == {finding.rule for finding in found} > {"double-start", "not-finite"}
     said = capfd.readouterr().err
     assert [said.count(f"doctor: {finding.severity} {finding.rule} ") for finding in found] == [1] * len(found)
@@ -114,7 +114,7 @@ def test_the_end_names_a_few_findings_in_the_users_language_and_counts_all(sick,
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     judged, line, last = verdict(DoctorSettings(), sick)
     seen = read_findings(findings_file(sick / "index"))
-    found = seen.found["zh"]
+    found = seen.findings["zh"]
     assert len(found) >= 2
     assert judged == f"doctor   {seen.summary['zh']}"
     assert line.startswith(f"         error {found[0].id} since step 0: {found[0].title}; change: ")
@@ -170,7 +170,7 @@ def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
 @pytest.mark.slow
 def test_a_rule_that_is_ignored_is_not_spoken_of(tmp_path, capfd):
     build(tmp_path / "run", **{**WATCHED, "doctor__rules": {"filtered-sampling": "ignore"}}).run()
-    found = read_findings(findings_file(tmp_path / "run" / "index")).found["en"]
+    found = read_findings(findings_file(tmp_path / "run" / "index")).findings["en"]
     assert "filtered-sampling" in [finding.rule for finding in found]
     assert "filtered-sampling" not in "".join(capfd.readouterr())
 

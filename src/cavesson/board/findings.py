@@ -34,5 +34,5 @@ def _read(run: OpenRun) -> dict[str, Any] | None:
             "last_step": seen.last_step,
             "findings": [for_board(finding) for finding in found],
         }
-        for name, found in seen.found.items()
+        for name, found in seen.findings.items()
     }

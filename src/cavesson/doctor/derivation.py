@@ -11,11 +11,11 @@ from cavesson.doctor.series import Array
 from cavesson.findings.words import Phrase
 from cavesson.record.keys import rollout_keys
 
-Found = Mapping[str, Any] | None
+DerivedValues = Mapping[str, Any] | None
 """Values by what they are (``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``); None if the data leave
 any doubt. A value is an entry of run.json, a metric (``Series``), or a function from the rollouts (``Rows``) or tokens
 (``Sample``) to the column."""
-Function = Callable[[Any], Found]  # of RecordedData, which has derivations
+Function = Callable[[Any], DerivedValues]  # of RecordedData, which has derivations
 
 
 @dataclass(frozen=True)

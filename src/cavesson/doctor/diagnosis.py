@@ -74,23 +74,23 @@ class Diagnosis:
 
 def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     """Apply rules to a run; the rules must be ordered so that causes come before consequences."""
-    sick, healthy, skipped = [], [], []
+    detected, healthy, skipped = [], [], []
     derived: dict[str, tuple[Derivation, ...]] = {}
     parts = list(windows(data)) if any(rule.windows for rule in rules) else []
     for rule in rules:
         data.used.clear()
         out, reading = _judged(data, rule, parts)
         derived[rule.name] = tuple(dict.fromkeys(data.used.values()))
-        if reading is not None and not reading.sick and reading.undecided is not None:
+        if reading is not None and not reading.unhealthy and reading.undecided is not None:
             skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         elif reading is None or np.isnan(reading.seen):
             skipped.append(_not_judged(data, rule, out))
-        elif reading.sick:
+        elif reading.unhealthy:
             with np.errstate(all="ignore"):
-                sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
+                detected.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
         else:
             healthy.append((rule, reading))
-    folded = _folded(sick)
+    folded = _folded(detected)
     harmless = [one for one in folded if one.rule.needs_consequence and not one.explains]
     healthy += [(one.rule, one.reading) for one in harmless]
     findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in folded if one not in harmless)
@@ -121,11 +121,11 @@ def _not_judged(data: RunData, rule: Rule, out: Skipped | None) -> Skipped:
 def _judged(data: RunData, rule: Rule, parts: Sequence[RunData]) -> tuple[Skipped | None, Reading | None]:
     """Apply a rule to the whole run and, if it finds nothing there, to the latest parts of the run."""
     skipped, whole = _applied(data, rule)
-    if skipped or (whole is not None and whole.sick):
+    if skipped or (whole is not None and whole.unhealthy):
         return skipped, whole
     for part in parts if rule.windows else ():
         _, late = _applied(part, rule)
-        if late is not None and late.sick:
+        if late is not None and late.unhealthy:
             return None, _in_window(late, whole, part)
     return None, whole
 
@@ -156,9 +156,9 @@ def _applied(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]
 def _read(data: RunData, rule: Rule) -> Reading | None:
     """Return what a rule reads; what a measured fact disproves is healthy, whatever else suggests it."""
     reading, disproof = rule.statistic(data), rule.disproof
-    if reading is None or not reading.sick or disproof is None or disproof.excludes is None:
+    if reading is None or not reading.unhealthy or disproof is None or disproof.excludes is None:
         return reading
-    return replace(reading, sick=not disproof.excludes(data))
+    return replace(reading, unhealthy=not disproof.excludes(data))
 
 
 def _skipped(data: RunData, rule: Rule) -> Skipped | None:
@@ -205,20 +205,22 @@ def _is_met(data: RunData, need: str, recorded: bool) -> bool:
     return any(data.recorded(one) if recorded else data.has(one) for one in need.split("|"))
 
 
-def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Detection]:
+def _folded(detected: Sequence[tuple[Rule, Reading]]) -> list[Detection]:
     """Return the findings, each consequence under the first cause that explains it, directly or through others."""
-    place = {rule.name: i for i, (rule, _) in enumerate(sick)}
+    position = {rule.name: i for i, (rule, _) in enumerate(detected)}
     above: dict[int, int] = {}
-    for i, cause in enumerate(sick):
+    for i, cause in enumerate(detected):
         for name in cause[0].explains:
-            j = place.get(name)
-            if j is not None and j != i and _explains(cause, sick[j], i < j) and not _is_above(j, i, above):
+            j = position.get(name)
+            if j is not None and j != i and _explains(cause, detected[j], i < j) and not _is_above(j, i, above):
                 above[j] = min(i, above.get(j, i))
     under: dict[int, list[str]] = {}
     for j in sorted(above):
-        under.setdefault(_top(j, above), []).append(sick[j][0].name)
-    found = [Detection(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(sick)]
-    return sorted(found, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
+        under.setdefault(_top(j, above), []).append(detected[j][0].name)
+    detections = [
+        Detection(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(detected)
+    ]
+    return sorted(detections, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
 
 
 def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading], is_above: bool) -> bool:

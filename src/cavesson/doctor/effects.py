@@ -80,7 +80,7 @@ class Rewards:
 
     def __init__(self, rows: Rows) -> None:
         self.reward, self.step = rows["reward"], np.searchsorted(rows.steps, rows.step)
-        self.known = np.isfinite(self.reward)
+        self.is_scored = np.isfinite(self.reward)
         # Prompts are independent, and responses to one prompt are not, unless the run has no other prompt.
         self.prompt = rows.prompt if np.any(rows.prompt) else np.arange(len(rows))
         recur = np.median(np.bincount(self.prompt)[self.prompt]) >= RECUR
@@ -95,7 +95,7 @@ class Rewards:
 
     def effect(self, has: Array) -> RewardEffect:
         """Return the effect of a pattern, [n], among responses of the same step: the number that the board shows."""
-        has, step, reward = has[self.known], self.step[self.known], self.reward[self.known]
+        has, step, reward = has[self.is_scored], self.step[self.is_scored], self.reward[self.is_scored]
         reward = reward - mean_of(step, reward)
         weight = effect_weight(np.bincount(step, has), np.bincount(step))
         return reward_effect(reward[has].sum(), weight, float(reward @ reward), len(reward))
@@ -113,7 +113,7 @@ class Part:
     """
 
     def __init__(self, rewards: Rewards, length: Array, inside: Array) -> None:
-        self._inside = inside & rewards.known
+        self._inside = inside & rewards.is_scored
         self._keys = [key[self._inside] for key in rewards.keys]
         self._similar = [*self._keys, _similar(length[self._inside])]
         self._reward = without_means(rewards.reward[self._inside], self._similar)
@@ -188,7 +188,7 @@ class Effects:
         step, (low, high) = self._rewards.step, SPREADING
         share = np.bincount(step, has) / np.bincount(step)
         inside = np.asarray(((share >= low) & (share <= high))[step])
-        if not np.any(inside & self._rewards.known):
+        if not np.any(inside & self._rewards.is_scored):
             return 0.0
         part = Part(self._rewards, self._length, inside)
         here = part.slope(has)

@@ -49,7 +49,7 @@ def look(path: str, file: Path, version: str) -> None:
         summary={name: summary(diagnosis, language(name)) for name in LANGUAGES},
         not_excluded={name: tuple(open_failures(diagnosis, language(name))) for name in LANGUAGES},
         last_step=data.last_step or 0,
-        found={
+        findings={
             name: tuple(replace(one, seen=one.shown) for one in findings_in(diagnosis, language(name)) if one.root)
             for name in LANGUAGES
         },

@@ -70,7 +70,7 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     found = onset(points, rising, perhaps_always=reading.since == first)
     # Where the rule has examined the window alone, the problem may have begun before it.
     earliest = begin if points.step[0] >= begin else first
-    if found.step == earliest or _was_sick(curve, found, reading.course is not None):
+    if found.step == earliest or _was_unhealthy(curve, found, reading.course is not None):
         return replace(reading, since=earliest, between=(first, earliest))
     # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it. The
     # first step of a window is not such a step: the problem may begin anywhere in the window.
@@ -97,17 +97,17 @@ def _rises(points: Series, since: int) -> bool:
     return bool(late.mean() > early.mean())
 
 
-def _was_sick(curve: Curve, found: Onset, is_course: bool) -> bool:
+def _was_unhealthy(curve: Curve, onset: Onset, is_course: bool) -> bool:
     """Return whether a series was outside its healthy range before it changed, so that the problem only grew.
 
     Without a healthy range, or with one of a single value, that is so if the series did not change by half.
     """
     low, high = -np.inf if curve.low is None else curve.low, np.inf if curve.high is None else curve.high
     if low == high:
-        return abs(found.before - low) > abs(found.after - low) / 2
+        return abs(onset.before - low) > abs(onset.after - low) / 2
     if is_course:
-        return found.before > found.after / 2
-    return not low <= found.before <= high
+        return onset.before > onset.after / 2
+    return not low <= onset.before <= high
 
 
 def onset(points: Series, rising: bool, perhaps_always: bool = False) -> Onset:

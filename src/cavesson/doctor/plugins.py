@@ -51,7 +51,7 @@ def _guarded(rule: Rule) -> Rule:
             reading = rule.statistic(data)
         if reading is not None and not isinstance(reading, Reading):
             raise UserError(f"the rule {rule.name} returns {reading!r}; it must return a Reading, or None")
-        if reading is not None and reading.sick:
+        if reading is not None and reading.unhealthy:
             _fill(rule, reading)
         return reading
 

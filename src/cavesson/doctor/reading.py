@@ -31,7 +31,7 @@ class Reading:
 
     seen: float
     """The measured number; the rule's ``healthy`` text has its meaning and unit."""
-    sick: bool
+    unhealthy: bool
     since: int | None = None
     """First step of the problem."""
     evidence: tuple[Evidence, ...] = ()

@@ -14,7 +14,7 @@ from cavesson.findings.words import Phrase
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
-PLACES = ("rows.NAME", "tokens.NAME", "turns.NAME", "steps.METRIC", "info.PATH")
+NEED_FORMS = ("rows.NAME", "tokens.NAME", "turns.NAME", "steps.METRIC", "info.PATH")
 """How a need names what it needs."""
 APPLIES = {
     "grouped": Phrase("applies to algorithms that compare the responses to a prompt with each other"),
@@ -125,7 +125,7 @@ def rule(
     needs, recorded, traits = tuple(needs), tuple(recorded), tuple(traits)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
     if unknown:
-        raise ValueError(f"needs: {unknown[0]!r} is not one of {', '.join(PLACES)}")
+        raise ValueError(f"needs: {unknown[0]!r} is not one of {', '.join(NEED_FORMS)}")
     if others := set(recorded) - set(needs):
         raise ValueError(f"recorded: {min(others)!r} is not among the needs")
     if unknown := sorted(set(traits) - APPLIES.keys()):

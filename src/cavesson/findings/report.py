@@ -23,7 +23,7 @@ class Fact(NamedTuple):
     """A line below the cause of a finding."""
 
     kind: str
-    """seen, fix, explains, place, derived or source"""
+    """seen, fix, explains, evidence, derived or source"""
     label: str
     text: str
 
@@ -40,7 +40,7 @@ def facts(finding: Finding, say: Say = str) -> list[Fact]:
         Fact("fix", *in_trainer(finding, say)),
         Fact("fix", say("settings"), flags(finding.settings)),
         Fact("explains", say("explains"), "; ".join(finding.explains.values())),
-        Fact("place", say("look at"), ", ".join(_place(one, say) for one in finding.evidence)),
+        Fact("evidence", say("look at"), ", ".join(_location(one, say) for one in finding.evidence)),
         Fact("derived", say("derived"), "; ".join(f"{', '.join(names)}: {how}" for how, names in by_source.items())),
         Fact("source", say("source"), finding.source),
     ]
@@ -140,6 +140,6 @@ def for_board(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(place: Evidence, say: Say) -> str:
-    parts = {"step": place.step, "sample": place.sample, "token": place.start}
+def _location(evidence: Evidence, say: Say) -> str:
+    parts = {"step": evidence.step, "sample": evidence.sample, "token": evidence.start}
     return " · ".join(f"{say(name)} {at}" for name, at in parts.items() if at is not None)

@@ -23,7 +23,7 @@ class Findings(BaseModel):
     """By language, how much could not be judged, and how many rules found something."""
     not_excluded: dict[str, tuple[tuple[str, str], ...]] = {}
     """By language, failures that cannot be excluded, each with what would exclude it."""
-    found: dict[str, tuple[Finding, ...]]
+    findings: dict[str, tuple[Finding, ...]]
     """By language, the findings that no other finding explains, the most certain first."""
 
 

@@ -87,5 +87,5 @@ def _watch(settings: DoctorSettings, folder: Path) -> Watch:
 
 def _found(watch: Watch, settings: DoctorSettings) -> list[Finding]:
     seen = read_findings(watch.file)
-    found = seen.found[language().name] if seen else ()
+    found = seen.findings[language().name] if seen else ()
     return [finding for finding in found if settings.answer(finding) != "ignore"]

@@ -139,7 +139,7 @@ class Reachable(Callback):
 
 
 def lost_record(trainer: Trainer) -> str | None:
-    """Return what has become of a record whose place a process could not reach; None if all could.
+    """Return what has become of a record that a process could not reach; None if all could.
 
     All processes must call this together.
     """

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation, of_sample
+from cavesson.doctor.derivation import DerivedValues, derivation, of_sample
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
@@ -19,7 +19,7 @@ SAME = 1e-6
     needs=["tokens.advantage|rows.extra"],
     how="the advantage that all tokens of a response have, or the one that the log gives it",
 )
-def of_responses(data: RecordedData) -> Found:
+def of_responses(data: RecordedData) -> DerivedValues:
     sample = data.sample
     values = _of_tokens(sample) if data.recorded("tokens.advantage") else _of_log(sample.rows)
     if not np.isfinite(values).any():

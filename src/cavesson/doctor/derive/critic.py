@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.derivation import DerivedValues, derivation
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series
@@ -29,7 +29,7 @@ APART = 5e-3
     needs=["tokens.value", "tokens.token_reward", "tokens.return|tokens.advantage"],
     how="the recursion of returns or advantages from token to token",
 )
-def discount_and_trace(data: RecordedData) -> Found:
+def discount_and_trace(data: RecordedData) -> DerivedValues:
     sample = data.sample
     this = _followed(sample)
     of_step = _from_returns if sample.has("return") else _from_advantages
@@ -93,7 +93,7 @@ def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
     needs=["tokens.token_reward"],
     how="the variance of the token rewards of each step, and what the returns add up",
 )
-def rewards_whitened(data: RecordedData) -> Found:
+def rewards_whitened(data: RecordedData) -> DerivedValues:
     sample = data.sample
     if len(sample.rows.steps) < MIN_STEPS:
         return None
@@ -122,7 +122,7 @@ def are_white(sample: Sample) -> bool:
     needs=["tokens.advantage", "tokens.return", "tokens.value"],
     how="the recorded advantages beside returns − values",
 )
-def advantages_whitened(data: RecordedData) -> Found:
+def advantages_whitened(data: RecordedData) -> DerivedValues:
     sample = data.sample
     alone = whitened_alone(sample, sample["advantage"]).value
     if len(alone) and np.median(alone) > SHARE_ALONE:  # along the wrong axis, but whitened

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.derivation import DerivedValues, derivation
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
@@ -29,7 +29,7 @@ SIGNS = 5
 
 
 @derivation(gives=["tokens.token_id"], needs=["tokens.token"], how="tokens with the same text are the same token")
-def same_texts(data: RecordedData) -> Found:
+def same_texts(data: RecordedData) -> DerivedValues:
     return {"tokens.token_id": _numbered}
 
 
@@ -45,7 +45,7 @@ def _numbered(sample: Sample) -> Array:
     how="the tokens with the name of an end token; else those that responses shorter than the longest end in, and that "
     "nothing but padding follows",
 )
-def end_tokens(data: RecordedData) -> Found:
+def end_tokens(data: RecordedData) -> DerivedValues:
     sample = data.sample
     named = named_ends(data)
     if len(named):
@@ -120,7 +120,7 @@ def _inside(sample: Sample, token: float, padding: Array) -> int:
     needs=["rows.length", "info.eos_token_ids|rows.response", "tokens.token_id|rows.response"],
     how="the longest length, at which many responses stop without an end",
 )
-def length_limit(data: RecordedData) -> Found:
+def length_limit(data: RecordedData) -> DerivedValues:
     limit = int(np.nanmax(data.rows["length"]))
     length = data.sample.rows["length"]
     longest, shorter = length == limit, length < limit
@@ -160,7 +160,7 @@ def _stop_elsewhere(rows: Rows, longest: Array, shorter: Array) -> bool:
     ],
     how="responses of the greatest length count as cut; the others have ended",
 )
-def finish_reasons(data: RecordedData) -> Found:
+def finish_reasons(data: RecordedData) -> DerivedValues:
     limit = data.setting("config.sampling.max_new_tokens")
     if data.has("info.eos_token_ids") and data.has("tokens.token_id"):
         rows = data.sample.rows

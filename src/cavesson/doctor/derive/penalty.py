@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.derivation import DerivedValues, derivation
 from cavesson.doctor.derive.critic import recorded_white
 from cavesson.doctor.groups import mean_of
 from cavesson.doctor.recorded import RecordedData
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
     ],
     how="token rewards or advantages beside log-ratios; its size, not its sign",
 )
-def kl_penalty(data: RecordedData) -> Found:
+def kl_penalty(data: RecordedData) -> DerivedValues:
     if data.traits.get("kl_place", "unknown") is None:
         return {"rows.kl_coef": lambda rows: np.zeros(len(rows))}
     fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else of_advantages(data.sample)
@@ -74,7 +74,7 @@ def kl_penalty(data: RecordedData) -> Found:
     needs=["info.kl.place", "info.kl.estimator", "rows.advantage", "rows.reward", "rows.group"],
     how="the penalty is part of the reward, and a response has one advantage",
 )
-def penalised_advantages(data: RecordedData) -> Found:
+def penalised_advantages(data: RecordedData) -> DerivedValues:
     def column(rows: Rows) -> Array:
         return rows["advantage"]
 

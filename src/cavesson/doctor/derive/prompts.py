@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.derivation import DerivedValues, derivation
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
@@ -11,7 +11,7 @@ from cavesson.record.splits import HELD_OUT, of_split
 
 
 @derivation(gives=["rows.group"], needs=["rows.prompt"], how="equal prompts")
-def equal_prompts(data: RecordedData) -> Found:
+def equal_prompts(data: RecordedData) -> DerivedValues:
     judged = HELD_OUT if data.only_held_out else "train"
     table = of_split(data.run.rows(["step", "sample", "split", "prompt"]), judged)
     prompts = table["prompt"].combine_chunks().dictionary_encode()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation
+from cavesson.doctor.derivation import DerivedValues, derivation
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series
@@ -22,7 +22,7 @@ CLEAR = 3.0
     needs=["steps.policy/approx_kl", "tokens.logprob", "tokens.ref_logprob"],
     how="the update of the first step beside the distance from the reference at the next",
 )
-def distance_before_training(data: RecordedData) -> Found:
+def distance_before_training(data: RecordedData) -> DerivedValues:
     """Return the part of the first step's approximate KL that the policy's movement does not explain.
 
     Let π₀ score the first step's responses and π₁ those of the next. On the way from π₀ to π₁, no pass of the update
@@ -52,7 +52,7 @@ def distance_before_training(data: RecordedData) -> Found:
     needs=["steps.policy/clip_fraction", "info.config.num_iterations"],
     how="the clipped tokens of updates before which nothing has changed, whose ratio is off by the clip range or more",
 )
-def clipped_at_once(data: RecordedData) -> Found:
+def clipped_at_once(data: RecordedData) -> DerivedValues:
     """Return what the clipped tokens alone make of the approximate KL where a step of TRL is a single update.
 
     It is a lower bound, so nothing is returned where hardly a token is clipped.
@@ -73,7 +73,7 @@ def clipped_at_once(data: RecordedData) -> Found:
     needs=["tokens.logprob", "tokens.ref_logprob"],
     how="how much the distance from the reference grows from one step to the next",
 )
-def movement(data: RecordedData) -> Found:
+def movement(data: RecordedData) -> DerivedValues:
     """Return an estimate of the KL per token between the policies of two steps that follow each other.
 
     For policies that are near each other, √(2·KL) is a distance (Fisher-Rao), so that the policy moves by at least the

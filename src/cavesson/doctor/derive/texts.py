@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation, of_sample
+from cavesson.doctor.derivation import DerivedValues, derivation, of_sample
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.series import Array
 
@@ -23,7 +23,7 @@ LAST_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z]{2,10}\])\s*$")
     needs=["rows.prompt", "rows.response"],
     how="the length of the response's text, without padding",
 )
-def characters(data: RecordedData) -> Found:
+def characters(data: RecordedData) -> DerivedValues:
     rows = data.sample.rows
     if not any(rows.texts("prompt")):
         return None  # the texts may begin with their prompts
@@ -61,7 +61,7 @@ def text_length(text: str, padding: tuple[str, ...]) -> int:
     how="many texts have the greatest length in characters and stop there without a closing sign, unlike shorter ones; "
     "texts that the log itself has shortened look the same",
 )
-def cut_texts(data: RecordedData) -> Found:
+def cut_texts(data: RecordedData) -> DerivedValues:
     if data.has("rows.length"):
         return None  # limits are on tokens, and these were counted
     rows = data.sample.rows

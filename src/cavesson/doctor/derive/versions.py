@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cavesson.doctor.derivation import Found, derivation, of_sample
+from cavesson.doctor.derivation import DerivedValues, derivation, of_sample
 from cavesson.doctor.recorded import RecordedData
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, trend
@@ -55,7 +55,7 @@ def recurring(sample: Sample, column: str) -> Array:
     needs=["tokens.sampler_version"],
     how="the weights that sampled the first token of the response",
 )
-def policy_versions(data: RecordedData) -> Found:
+def policy_versions(data: RecordedData) -> DerivedValues:
     sample = data.sample
     first = sample.position == 0
     version = np.full(len(sample.rows), np.nan)

@@ -15,7 +15,7 @@ from cavesson.findings.words import number
 from cavesson.record import Run
 from cavesson.text.visible import visible
 
-MAX_PLACES = 3
+MAX_FIGURES = 3
 BEFORE, BEHIND = 60, 140
 """Tokens that are shown before and behind the place that matters."""
 MAX_CHARACTERS = 1200
@@ -55,7 +55,7 @@ def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
 
 def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
     """Return the first places as HTML, with their addresses on the board, which are links if the board's is given."""
-    return "".join(_place(run, rule, place, language, board) for place in places[:MAX_PLACES])
+    return "".join(_figure(run, rule, shown_at, language, board) for shown_at in places[:MAX_FIGURES])
 
 
 def plain_text(text: str) -> str:
@@ -63,18 +63,18 @@ def plain_text(text: str) -> str:
     return escape(visible(text))
 
 
-def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str | None) -> str:
+def _figure(run: Run, rule: Rule, shown_at: Evidence, language: Language, board: str | None) -> str:
     say = language.phrase
-    head = f"{say('step')} {place.step}"
-    address = f"<code>{escape(place.view)}</code>"
+    head = f"{say('step')} {shown_at.step}"
+    address = f"<code>{escape(shown_at.view)}</code>"
     if board is not None:
-        address = f'<a href="{escape(board.rstrip("/"))}/{escape(place.view)}">{address}</a>'
-    if place.sample is None:
+        address = f'<a href="{escape(board.rstrip("/"))}/{escape(shown_at.view)}">{address}</a>'
+    if shown_at.sample is None:
         return f"<figure><figcaption>{escape(head)} {address}</figcaption></figure>"
-    rollout = run.rollout(place.step, place.sample)
-    head += f" · {say('sample')} {place.sample} · {say('reward')} {number(_or_nan(rollout.row['reward']))}"
+    rollout = run.rollout(shown_at.step, shown_at.sample)
+    head += f" · {say('sample')} {shown_at.sample} · {say('reward')} {number(_or_nan(rollout.row['reward']))}"
     measure, values = coloured_by(rule, rollout.tokens)
-    body, legend = _tokens(run, rollout.tokens, values, place)
+    body, legend = _tokens(run, rollout.tokens, values, shown_at)
     if not body:
         body = plain_text(str(rollout.row["response"] or "")[:MAX_CHARACTERS])
     caption = f"{escape(head)} {address}"
@@ -97,16 +97,16 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _tokens(run: Run, tokens: pa.Table, values: Array, place: Evidence) -> tuple[str, str]:
+def _tokens(run: Run, tokens: pa.Table, values: Array, shown_at: Evidence) -> tuple[str, str]:
     """Return the coloured tokens around a place, and a legend; both are empty if only the text is known."""
-    low = max(0, (place.start or 0) - BEFORE)
+    low = max(0, (shown_at.start or 0) - BEFORE)
     shown = tokens.slice(low, BEFORE + BEHIND)
     texts = _texts(run, shown)
     if not any(texts):
         return "", ""
     values = values[low : low + len(texts)]
     size = float(np.quantile(np.abs(values[np.isfinite(values)]), 0.98)) if np.isfinite(values).any() else 0.0
-    start, stop = place.start, place.stop if place.stop is not None else (place.start or 0) + 1
+    start, stop = shown_at.start, shown_at.stop if shown_at.stop is not None else (shown_at.start or 0) + 1
     parts = [
         _token(text, value, size, marked=start is not None and start <= low + i < stop)
         for i, (text, value) in enumerate(zip(texts, values.tolist(), strict=True))

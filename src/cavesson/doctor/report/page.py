@@ -26,8 +26,9 @@ from cavesson.findings.finding import Finding
 from cavesson.findings.report import facts, since
 from cavesson.findings.words import number
 
-Found = tuple[Detection, Finding]
-SHOWN_APART = ("explains", "place")
+Described = tuple[Detection, Finding]
+"""A finding as data and in words."""
+SHOWN_APART = ("explains", "evidence")
 """Facts that the page shows in another form: consequences with their own facts, and the rollouts themselves."""
 
 
@@ -38,11 +39,11 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     steps = data.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
-    found = {
+    described = {
         one.rule.name: (one, finding)
         for one, finding in zip(diagnosis.findings, findings_in(diagnosis, language), strict=True)
     }
-    causes = "".join(_cause(data, one, found, language, board) for one in diagnosis.causes)
+    causes = "".join(_cause(data, one, described, language, board) for one in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
@@ -74,9 +75,11 @@ def _style() -> str:
     return files("cavesson.doctor").joinpath("report", "page.css").read_text("utf-8") + "\n".join(shades)
 
 
-def _cause(data: RunData, one: Detection, found: Mapping[str, Found], language: Language, board: str | None) -> str:
-    _, finding = found[one.rule.name]
-    under = "".join(_consequence(data, *found[name], language) for name in finding.explains)
+def _cause(
+    data: RunData, one: Detection, described: Mapping[str, Described], language: Language, board: str | None
+) -> str:
+    _, finding = described[one.rule.name]
+    under = "".join(_consequence(data, *described[name], language) for name in finding.explains)
     explains = f'<p class="muted">{escape(language.phrase("explains"))}</p>{under}' if under else ""
     head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(finding.title)}'
     head += f"<small>{escape(_since(data, finding, language))}</small></h2>"

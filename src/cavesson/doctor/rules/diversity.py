@@ -160,7 +160,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -
     points = distinct(_comparable(data.said))
     found = collapse(data, points, limit)
     # Where responses are alike from the start, as with a low temperature, a few pairs make a large share.
-    return found and replace(found, sick=found.sick and points.first() - points.last() > drop)
+    return found and replace(found, unhealthy=found.unhealthy and points.first() - points.last() > drop)
 
 
 def _comparable(rows: Rows) -> Rows:

@@ -346,13 +346,13 @@ def _filled(sample: Sample, ends: Array) -> Array:
 )
 def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share(0.5)) -> Reading | None:
     by_places = equal_places(data.sample.rows, places)
-    if not data.has("tokens.logprob") or (by_places is not None and by_places.sick):
+    if not data.has("tokens.logprob") or (by_places is not None and by_places.unhealthy):
         return by_places
     found = _equal_although_improbable(data, limit)
-    if found is None or not found.sick or by_places is None or data.has("tokens.sampler_logprob"):
+    if found is None or not found.unhealthy or by_places is None or data.has("tokens.sampler_logprob"):
         return found
     # Equal responses at any two places alike are drawn independently, however improbable the trainer finds them.
-    return replace(found, sick=False)
+    return replace(found, unhealthy=False)
 
 
 def _equal_although_improbable(data: RunData, limit: float) -> Reading | None:

@@ -110,8 +110,8 @@ def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
 
 def _unless_unclear(data: RunData, found: Reading) -> Reading:
     """Return what a rule found in the logged KL; nothing is wrong with a number of which it is not known what it is."""
-    is_unclear = found.sick and not len(data.metric("kl/objective")) and data.is_unclear("kl/per_token")
-    return replace(found, sick=False, undecided=UNCLEAR_KL) if is_unclear else found
+    is_unclear = found.unhealthy and not len(data.metric("kl/objective")) and data.is_unclear("kl/per_token")
+    return replace(found, unhealthy=False, undecided=UNCLEAR_KL) if is_unclear else found
 
 
 @rule(

@@ -168,8 +168,8 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
     length = lengths(data)
     found = collapse(data, length.by_step(np.median), limit)
-    sick = found is not None and found.sick and not _are_answers(data)
-    return found and replace(found, sick=sick, words={**found.words, "unit": length.unit})
+    sick = found is not None and found.unhealthy and not _are_answers(data)
+    return found and replace(found, unhealthy=sick, words={**found.words, "unit": length.unit})
 
 
 def _are_answers(data: RunData) -> bool:

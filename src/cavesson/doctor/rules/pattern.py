@@ -48,30 +48,30 @@ class Texts:
 
     def __init__(self, rows: Rows) -> None:
         self._words = rows.words("response")
-        self._found, self._text = features([text or "" for text in rows.texts("response")])
-        self._edges = np.append(0, np.cumsum(self._found.counts))
-        signs = kinds_of(code_points(self._text))[self._found.start] == SIGN
-        self.is_sign = signs & (self._found.kind == CHARACTER)
+        self._features, self._text = features([text or "" for text in rows.texts("response")])
+        self._edges = np.append(0, np.cumsum(self._features.counts))
+        signs = kinds_of(code_points(self._text))[self._features.start] == SIGN
+        self.is_sign = signs & (self._features.kind == CHARACTER)
         """[K] whether a pattern is one sign. It is the same alone and in a sequence: "#" is a part of ".#" and "##"."""
-        is_one = self._found.stop - self._found.start == 1
-        self.is_word = (self._found.kind == WORD) & ~(signs & is_one) | self.is_sign
+        is_one = self._features.stop - self._features.start == 1
+        self.is_word = (self._features.kind == WORD) & ~(signs & is_one) | self.is_sign
         """[K] whether a pattern is one word or sign."""
-        self._is_pattern = self.is_word | (self._found.kind == NGRAM)
+        self._is_pattern = self.is_word | (self._features.kind == NGRAM)
         self.early, self.rewards = early_part(rows), Rewards(rows)
 
     def text(self, pattern: int) -> str:
         """Return the text of a pattern, in lower case."""
-        return " ".join(self._text[self._found.start[pattern] : self._found.stop[pattern]].split())
+        return " ".join(self._text[self._features.start[pattern] : self._features.stop[pattern]].split())
 
     def counts(self, part: Array) -> Array:
         """Return [K] the number of responses with each pattern among those for which ``part`` [n] is true."""
-        there = np.append(0, np.cumsum(part[self._found.documents]))
+        there = np.append(0, np.cumsum(part[self._features.documents]))
         return np.asarray(np.diff(there[self._edges]) * self._is_pattern)
 
     def having(self, pattern: int) -> Array:
         """Return [n] which responses have a pattern."""
         has = np.zeros(len(self.early), np.bool_)
-        has[self._found.documents[self._edges[pattern] : self._edges[pattern + 1]]] = True
+        has[self._features.documents[self._edges[pattern] : self._edges[pattern + 1]]] = True
         return has
 
     def grows(self, pattern: int, late: Array, clear: float) -> bool:

@@ -43,7 +43,9 @@ def repetition_loops(
         if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
     ]
     rewarded = _rewarded(data, factor, explained)
-    return next((reading for reading in (*found, rewarded) if reading and reading.sick), found[0] if found else None)
+    return next(
+        (reading for reading in (*found, rewarded) if reading and reading.unhealthy), found[0] if found else None
+    )
 
 
 def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:

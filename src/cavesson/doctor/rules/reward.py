@@ -411,13 +411,13 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
 )
 def reward_falls(data: RunData) -> Reading | None:
     found, points = _fall(data), data.rows.mean("reward")
-    if data.whole is not data or found.sick:
+    if data.whole is not data or found.unhealthy:
         return found
     # The reward can rise first: then the steps since its peak are judged as a part of the run.
     peak = int(points.step[np.argmax(smoothed(points).value)])
     late = data.part(peak, data.chance)
     fell = _fall(late) if peak > points.step[0] and len(late.rows.steps) >= LONG else found
-    return replace(fell, window=(peak, int(points.step[-1]))) if fell.sick else found
+    return replace(fell, window=(peak, int(points.step[-1]))) if fell.unhealthy else found
 
 
 def _fall(data: RunData) -> Reading:

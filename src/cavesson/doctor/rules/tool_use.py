@@ -80,7 +80,7 @@ def tool_never_called(data: RunData, *, limit: float = Share(0.0)) -> Reading | 
         sick = is_known and share <= limit and first is not None
         words: Words = {"tool": tool, "before": before}
         found.append(Reading(share, sick, first, data.step_evidence([first]), words, Curve(points, low=1e-3)))
-    return min(found, key=lambda one: (not one.sick, one.seen)) if found else None
+    return min(found, key=lambda one: (not one.unhealthy, one.seen)) if found else None
 
 
 @rule(
@@ -118,7 +118,7 @@ def tool_always_called(
         sick = first is not None and share > limit and before < start and useless
         words: Words = {"tool": tool, "before": before}
         found.append(Reading(share, sick, first, data.step_evidence([first]), words, Curve(points, high=limit)))
-    return max(found, key=lambda one: (one.sick, one.seen)) if found else None
+    return max(found, key=lambda one: (one.unhealthy, one.seen)) if found else None
 
 
 def _earned(calling: Array, others: Array) -> float:

@@ -75,14 +75,14 @@ def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Sha
     rows, everything = data.rows, data.whole.rows
     scores = Scores.of(rows, rows["reward"])
     found = _dead(data, scores, Scores.of(everything, everything["reward"]), limit, end)
-    if found is None or found.sick or data.whole is not data or not data.sample.rows.has("reward_parts"):
+    if found is None or found.unhealthy or data.whole is not data or not data.sample.rows.has("reward_parts"):
         return found
     # One of several verifiers can fail. What has hardly ever given more may be a part that responses rarely earn.
     parts = data.sample.rows.reward_parts
     for name, values in parts.items() if len(parts) > 1 else ():
         scores = Scores.of(data.sample.rows, values)
         part = _dead(data, scores, scores, limit, end, f" ({name})")
-        if part is not None and part.sick and part.since is not None:
+        if part is not None and part.unhealthy and part.since is not None:
             before = scores.value[scores.step < part.since]
             if len(before) and np.mean(before == scores.value.min()) <= ALIVE:
                 return part

@@ -209,7 +209,7 @@ def _recorded(model: nn.Module, size: int, expected: FullPasses, compile: Compil
 
 
 def _extended(decoding: Decoding, model: nn.Module, size: int, expected: FullPasses, has_turns: bool) -> Decoding:
-    """Return a decoding with what else its cache allows: other prompts replace rows, or another batch continues them."""
+    """Return a decoding with what else its cache allows: prompts replace rows, or another batch continues them."""
     kind = decoding.cache
     if not can_replace(model, new_cache(model, kind, size)):
         return decoding
