@@ -70,7 +70,8 @@ def test_every_setting_has_plain_words() -> None:
 
 def test_a_fix_in_the_words_of_each_run() -> None:
     (rule,) = [rule for rule in RULES if rule.name == "entropy-collapse"]
-    assert said(rule, CONFIGS["grpo"]) == "a wider upper clip (grpo.clip_high = 0.28), fewer epochs of SFT"
+    bonus = "an entropy bonus (grpo.entropy_coef = 0.01)"
+    assert said(rule, CONFIGS["grpo"]) == f"a wider upper clip (grpo.clip_high = 0.28), {bonus}, fewer epochs of SFT"
     assert said(rule, CONFIGS["raft"]) == "fewer epochs of SFT"
     trl = said(rule, {"trainer": "trl 1.16", "algorithm": "grpo"})
     assert trl.startswith("a wider upper clip (epsilon_high = 0.28), an entropy bonus (entropy_coef = 0.01), ")

@@ -42,7 +42,7 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.pattern import expression
 from cavesson.doctor.series import Series
 from cavesson.doctor.words import language
-from cavesson.findings.fixes import flags
+from cavesson.findings.fixes import flags, in_run
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record import open as open_run
 from cavesson.text.words import is_sign, words
@@ -115,7 +115,7 @@ def test_what_a_rule_proposes_is_valid_different_and_given_by_its_flags(
 ) -> None:
     kind, config, data = made(tmp_path / "run", algorithm)
     found = proposal(data, rule, SICKLY)
-    named = {name for name in rule.settings if _has(config, name)}
+    named = {name for name in (in_run(one, data.info) for one in rule.settings) if _has(config, name)}
     assert found.keys() <= named
     changed = load(kind, None, [*_base(config), *shlex.split(flags(found))]).model_dump(mode="json")
     for name, value in found.items():

@@ -55,7 +55,7 @@ def test_it_rests_a_hundred_times_as_long_as_it_looked(run, file):
 
 
 def known(file, seconds, ago):
-    write_findings(file, Findings(run="", version="", seconds=seconds, last_step=0, found={}))
+    write_findings(file, Findings(run="", version="", seconds=seconds, last_step=0, findings={}))
     os.utime(file, (time.time() - ago,) * 2)
 
 
