@@ -100,6 +100,9 @@ def setting(results: list[Result], all_runs: int) -> str:
     """Return what was done."""
     return f"""# How often the doctor is right
 
+For readers who ask how far they can trust the doctor: how often it names a planted fault, how often it is wrong, and
+what it misses.
+
 Written by `python -m benchmarks.faults.evaluate FOLDER` from {len(results)} of the {all_runs} runs that
 `python -m benchmarks.faults.generate FOLDER` trains.
 
