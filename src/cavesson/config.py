@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from cavesson.config_paths import in_folder
 from cavesson.errors import UserError
@@ -19,6 +19,9 @@ _WORDS: dict[Any, str] = {
     str: "text", int: "integer", float: "number", bool: "true|false", Path: "path", NoneType: "none", Any: "any value"
 }  # fmt: skip
 """Types of settings in plain words, for help pages."""
+
+ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+"""Annotates a list of texts, for which a single text may be given."""
 
 
 class SettingsError(UserError, ValueError):

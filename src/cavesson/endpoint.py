@@ -13,6 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from cavesson.config_paths import expanded
 from cavesson.errors import UserError, first_line
 from cavesson.text.masking import masked
+from cavesson.text.visible import shortened
 
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _LONGEST_WAIT = 300.0
@@ -158,5 +159,4 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 def beginning(content: bytes | bytearray) -> str:
     """Return the beginning of an answer, to quote it."""
-    text = " ".join(content[:1000].decode(errors="replace").split())
-    return repr(text if len(text) <= 100 else f"{text[:100]}…")
+    return repr(shortened(" ".join(content[:1000].decode(errors="replace").split()), 100))

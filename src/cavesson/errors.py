@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cavesson.handlers import arrivals
 from cavesson.text.masking import masked
-from cavesson.text.visible import visible
+from cavesson.text.visible import shortened, visible
 
 _PATHS = sysconfig.get_paths()
 _INSTALLED = (_PATHS["purelib"], _PATHS["platlib"])
@@ -184,9 +184,7 @@ def user_code(what: str) -> Iterator[None]:
 
 def in_a_line(error: BaseException) -> str:
     """Return the class and message of a user's exception in one line, shortened."""
-    message = " ".join(_message(error).split())
-    if len(message) > 300:
-        message = f"{message[:300]}…"
+    message = shortened(" ".join(_message(error).split()), 300)
     name = type(error).__name__
     return f"{name}: {message}" if message else name
 

@@ -20,7 +20,9 @@ class Scratch:
 
     def __init__(self, kind: str) -> None:
         prefix = f"cavesson-{kind}-"
-        _remove_left_over(prefix)
+        for left_over in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if (lock := _locked(str(left_over))) is not None:
+                _remove(str(left_over), lock)
         self.name = tempfile.mkdtemp(prefix=f".{prefix}")
         self._lock = _locked(self.name)
         if self._lock is not None:  # from here on others can find it
@@ -59,10 +61,3 @@ def _locked(name: str) -> int | None:
             pass  # it lives, or its file system has no locks
         os.close(lock)
     return None
-
-
-def _remove_left_over(prefix: str) -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        lock = _locked(str(folder))
-        if lock is not None:
-            _remove(str(folder), lock)

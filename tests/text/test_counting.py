@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from cavesson.demo import run as demo
-from cavesson.text.counting import counted
+from cavesson.text.counting import counted, some_of
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,11 @@ from cavesson.text.counting import counted
 )
 def test_one_is_one_and_all_else_are_several(count: int, expected: str) -> None:
     assert counted(count, "step") == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, ""), (1, "0"), (2, "0, 1"), (3, "0, 1, …"), (9, "0, 1, …")])
+def test_a_long_list_names_the_first_few(count: int, expected: str) -> None:
+    assert some_of(map(str, range(count)), 2) == expected
 
 
 def test_a_demo_of_one_step_says_so() -> None:

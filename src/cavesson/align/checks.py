@@ -24,11 +24,7 @@ from cavesson.train.resuming import flattened
 
 
 def check_stage(stage: Stage, known: Mapping[str, Stage]) -> None:
-    """Check a stage before anything runs; `known` are the stages of the recipe by name.
-
-    Raises:
-        UserError: the stage would fail.
-    """
+    """Raise a UserError if a stage would fail, before anything runs; `known` are the stages of the recipe by name."""
     if isinstance(stage, TrainingStage):
         _check_training(stage, known)
     elif isinstance(stage, ComparisonStage):

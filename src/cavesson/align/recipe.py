@@ -51,7 +51,10 @@ def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
         raise UserError(
             f"{source}: the recipe has no stage; add a table such as [sft]; commands are {', '.join(COMMANDS)}"
         )
-    _check_common(settings.common, list(stages.values()), source)
+    used = {leaf for stage in stages.values() for leaf in _leaves(_known(settings.common, type(stage.settings)))}
+    unused = next((leaf for leaf in _leaves(settings.common) if leaf not in used), None)
+    if unused is not None:
+        raise UserError(f"{source}: [common]: no stage has a setting {unused!r}")
     return list(stages.values())
 
 
@@ -142,11 +145,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _check_common(common: Mapping[str, Any], stages: Sequence[Stage], source: str) -> None:
-    """Raise a UserError if no stage has one of the common settings."""
-    used = {leaf for stage in stages for leaf in _leaves(_known(common, type(stage.settings)))}
-    unused = next((leaf for leaf in _leaves(common) if leaf not in used), None)
-    if unused is not None:
-        raise UserError(f"{source}: [common]: no stage has a setting {unused!r}")

@@ -55,11 +55,7 @@ def align(
 
 
 def run_stage(stages: Sequence[Stage], name: str, accept_changes: bool = False) -> None:
-    """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages.
-
-    Raises:
-        UserError: the stage failed.
-    """
+    """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages."""
     stage = next(stage for stage in stages if stage.name == name)
     with _named(stage):
         _run(stage, accept_changes)

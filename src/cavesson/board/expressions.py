@@ -18,10 +18,8 @@ MAX_REPEATED = 8
 
 
 def compiled(q: str, regex: bool) -> str:
-    """Return an expression whose only group, named ``HIT``, captures the match.
-
-    Raises:
-        UserError: The text is not a regular expression that RE2 accepts.
+    """Return an expression whose only group, named ``HIT``, captures the match; raise a UserError unless RE2 accepts
+    it.
     """
     pattern = f"(?P<{HIT}>{_without_groups(q)})" if regex else f"(?i)(?P<{HIT}>{escaped(q)})"
     try:

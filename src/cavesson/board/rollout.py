@@ -92,11 +92,7 @@ def split_of(row: Mapping[str, Any]) -> Split:
 
 
 def read(run: OpenRun, step: int, sample: int) -> Shown:
-    """Return the row and the tokens of a rollout; recent ones are cached.
-
-    Raises:
-        NotFoundError: The record has no such rollout.
-    """
+    """Return the row and the tokens of a rollout, or raise a NotFoundError; recent ones are cached."""
     try:
         key = (step, sample, run.version())
         with reading():

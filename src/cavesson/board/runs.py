@@ -225,11 +225,7 @@ class Board:
         self.runs = [OpenRun(number, record, self.scanner, allow_remote) for number, record in enumerate(records)]
 
     def run(self, number: int) -> OpenRun:
-        """Return the run with a number.
-
-        Raises:
-            NotFoundError: There is no run with that number.
-        """
+        """Return the run with a number, or raise a NotFoundError."""
         if not 0 <= number < len(self.runs):
             raise NotFoundError(
                 f"there is no run {number}; the board has {counted(len(self.runs), 'run')}, numbered from 0"

@@ -87,11 +87,7 @@ class Scanner:
         return looked
 
     def spans(self, texts: list[str], pattern: str) -> Hits:
-        """Return which texts match, and where.
-
-        Raises:
-            TimeoutError: The search took too long and was stopped.
-        """
+        """Return which texts match, and where; raise a TimeoutError if the search took too long and was stopped."""
         found: Hits = self._ask(texts, pattern)
         return found
 

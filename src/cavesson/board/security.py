@@ -54,11 +54,8 @@ class Guard:
     """Rejects unauthorised requests before anything handles them, and adds the security headers to every response.
 
     Without a token, only requests to host names of this machine are accepted: a page that points its own domain at
-    127.0.0.1 sends that domain as the host. With a token, this check is not needed, as such a page does not know it.
-
-    Args:
-        app: The application that handles accepted requests.
-        token: The token that every request must send as a bearer token or a cookie; None if none is needed.
+    127.0.0.1 sends that domain as the host. With a token, this check is not needed, as such a page does not know it;
+    every request must send it as a bearer token or a cookie.
 
     Raises:
         UserError: The token is empty, or cannot be sent in a header.

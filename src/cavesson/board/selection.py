@@ -121,11 +121,7 @@ def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
 
 
 def column_of(snapshot: Snapshot, name: str) -> Array:
-    """Return [rows] a numeric column by its name.
-
-    Raises:
-        UserError: There is no such column.
-    """
+    """Return [rows] a numeric column by its name, or raise a UserError that there is none."""
     if not snapshot.rows:
         raise UserError("nothing is indexed yet: the run has just been opened, or has no rollouts")
     if name not in snapshot.numbers:

@@ -85,15 +85,10 @@ def serve(
             with suppress(KeyboardInterrupt):
                 server.run(sockets=[listener])
         finally:
-            _stop_queries()
+            from cavesson.record.read.query import stop_queries
+
+            stop_queries()  # whose results are no longer needed, and for which this process would otherwise wait
         opening.result()
-
-
-def _stop_queries() -> None:
-    """End queries whose results are no longer needed, as this process would otherwise wait for them."""
-    from cavesson.record.read.query import stop_queries
-
-    stop_queries()
 
 
 def _show(address: str, open_to: str | None, browser: bool) -> None:

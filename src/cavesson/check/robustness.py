@@ -149,7 +149,10 @@ class _Attacked:
         """Compare the attacks with right answers, if it is known that these are right ones."""
         tried = {one: [*self._tried(one.answers(material))] for one in ATTACKS}
         others = [earned.mean for one, each in tried.items() if one.answers is of_other_rows for earned in each]
-        floor = _wrong([earned.mean for each in tried.values() for earned in each], [*others, bar.mean])
+        means = [earned.mean for each in tried.values() for earned in each]
+        # The score of wrong answers: other rows' answers, or the lower quartile of all attacks. The lowest of all would
+        # be that of a text that is punished for its length.
+        floor = min([*others, bar.mean, *([float(np.percentile(means, 25, method="lower"))] if means else [])])
         reads = self._reads_answers(bar) or bar.mean > max(others, default=floor) + _gap(bar.mean, floor)
         if not reads and not any(one > bar.mean + _gap(one, floor) for one in others):
             yield from self._without_right_answers(material, bar, tried, floor)
@@ -373,14 +376,6 @@ def _exception(raised: Raised, said: str, seen: float) -> Finding:
 
 def _best(earned: Sequence[Earned]) -> Earned | None:
     return max(earned, key=lambda one: one.mean, default=None)
-
-
-def _wrong(means: Sequence[float], others: Sequence[float]) -> float:
-    """Return the score of wrong answers: that of other rows' answers, or of the lower quartile of all attacks.
-
-    The lowest of all would be that of a text that is punished for its length.
-    """
-    return min([*others, *([float(np.percentile(means, 25, method="lower"))] if means else [])])
 
 
 def _gap(high: float, low: float) -> float:

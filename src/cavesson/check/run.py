@@ -95,11 +95,7 @@ def check_run(plan: Planned, options: Options) -> Report:
 
 
 def check_reward(flags: Sequence[str], options: Options) -> Report:
-    """Examine a reward on its own, with the data of the flags or a file of pairs.
-
-    Raises:
-        UserError: there is no such reward, or no data.
-    """
+    """Examine a reward on its own, with the data of the flags or a file of pairs; without either, raise a UserError."""
     given = load(RewardData, None, flags)
     rewards = ScorerSettings.model_validate({"rewards": options.reward}).rewards
     data = given.data

@@ -15,7 +15,7 @@ from cavesson.findings.report import plain as plain_finding
 from cavesson.findings.report import print_grid
 from cavesson.findings.report import show as show_finding
 from cavesson.findings.words import number
-from cavesson.text.visible import visible
+from cavesson.text.visible import shortened, visible
 
 
 def plain(report: Report) -> dict[str, Any]:
@@ -60,7 +60,9 @@ def show(console: Console, report: Report) -> None:
     if fine and not report.findings:
         console.print(Text("No problems found.", "bold green"))
     _show_tools(console, report)
-    _show_expected(console, report)
+    if report.memory is not None:
+        peak = f"\n[bold]Memory[/] {gigabytes(report.memory.peak)} at the peak: "
+        console.print(peak + parts_of(report.memory), highlight=False)
     _show_first(console, report)
     if fine:
         console.print("\n[bold]Healthy[/]")
@@ -99,13 +101,6 @@ def _type(schema: dict[str, Any]) -> str:
     return f"{named}{inner}{' | null' if schema.get('nullable') else ''}"
 
 
-def _show_expected(console: Console, report: Report) -> None:
-    memory = report.memory
-    if memory is not None:
-        text = f"\n[bold]Memory[/] {gigabytes(memory.peak)} at the peak: "
-        console.print(text + parts_of(memory), highlight=False)
-
-
 def _show_first(console: Console, report: Report) -> None:
     measured = report.measured
     if measured is None or measured.first is None:
@@ -137,5 +132,4 @@ def _sorted(report: Report) -> list[Finding]:
 
 
 def _short(text: str) -> str:
-    line = visible(" ".join(text.split()))
-    return line if len(line) <= 60 else f"{line[:59]}…"
+    return shortened(visible(" ".join(text.split())))

@@ -106,11 +106,7 @@ def check_placed(what: str, group: str, role: RoleSettings, answers: Sequence[An
 
 
 def enter(folder: str) -> None:
-    """Make a folder the working directory of this process.
-
-    Raises:
-        UserError: this node does not have it.
-    """
+    """Make a folder the working directory of this process; raise a UserError if this node does not have it."""
     try:
         os.chdir(folder)
     except OSError as error:

@@ -75,7 +75,8 @@ class Coordinator:
 
         There is a line about each of the lost processes; None = its Ray worker does not answer.
         """
-        lines = [line or f"{self._name(rank)} {DIED}" for rank, line in sorted(lost.items())]
+        names = {rank: process_name(rank, self._count, self._nodes.get(rank, "an unknown node")) for rank in lost}
+        lines = [line or f"{names[rank]} {DIED}" for rank, line in sorted(lost.items())]
         cause = next((line for line in lines if not line.endswith(LOST_PROCESS)), lines[0])
         self._losses.append(cause)
         if len(self._losses) <= self._failures:
@@ -98,9 +99,6 @@ class Coordinator:
 
     def _status(self) -> Status:
         return Status(self._signals, bool(self._endings), bool(self._losses))
-
-    def _name(self, rank: int) -> str:
-        return process_name(rank, self._count, self._nodes.get(rank, "an unknown node"))
 
 
 def process_name(rank: int, count: int, node: str) -> str:

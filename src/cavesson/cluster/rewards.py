@@ -75,10 +75,8 @@ class _Workers:
         self._alive = alive
 
     def call(self, names: Sequence[str], judged: Judged) -> Answers:
-        """Divide the rows among the workers, and join their answers.
-
-        Raises:
-            UserCodeError: a reward failed, or all workers have died.
+        """Divide the rows among the workers, and join their answers; raise a UserCodeError if a reward failed, or all
+        have died.
         """
         parts, what = split(len(judged.responses), len(self._alive)), f"the reward {', '.join(names)}"
         with still_running(what), user_code(what), ThreadPoolExecutor(len(parts)) as pool:

@@ -30,11 +30,7 @@ def unpacked(environments: Iterable[bytes | str]) -> list[Any]:
 
 
 def load_classes(settings: EnvironmentSettings) -> None:
-    """Import the code of environments, whose instances refer to it.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """Import the code of environments, whose instances refer to it, or raise a UserError."""
     for name in settings.named.values():
         load_function(name, "environment")
 

@@ -43,11 +43,7 @@ class Chat:
 
     @classmethod
     def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
-        """Build the renderer for these settings.
-
-        Raises:
-            UserError: the template's file cannot be read.
-        """
+        """Build the renderer for these settings; raise a UserError if the template's file cannot be read."""
         return cls(
             tokenizer,
             read_template(settings.template),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cavesson.data.types import Content, Demonstration, Pair, Prompt
-from cavesson.text.visible import visible
+from cavesson.text.visible import shortened, visible
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,7 @@ def print_duplicates(report: Duplicates, console: Console) -> None:
     for found in report.found:
         console.print(f"{found.what}: [bold]{found.count:,}[/]")
         for row, of, text in found.examples:
-            short = text if len(text) <= 100 else text[:100] + "…"
-            console.print(f"  row {row}, as in row {of}: {escape(visible(short))}", highlight=False)
+            console.print(f"  row {row}, as in row {of}: {escape(visible(shortened(text, 100)))}", highlight=False)
 
 
 Key = tuple[str, ...]

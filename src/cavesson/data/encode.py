@@ -18,12 +18,11 @@ from cavesson.data.special_tokens import Around, Encoded, Span, Written
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.data.unused import Unused
 from cavesson.errors import UserError
+from cavesson.text.visible import shortened
 
 T = TypeVar("T")
 _AT_ONCE = 1000  # larger batches would use too much memory for the tokenizer's output
 LAST = "the chat template rewrites earlier turns: only the last answer of each response is compared"
-_QUOTED = 100
-"""Characters of a prompt in a remark."""
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -38,7 +37,7 @@ class Asked(NamedTuple):
 
 
 def _quote(text: str) -> str:
-    return json.dumps(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…", ensure_ascii=False)
+    return json.dumps(shortened(text, 100), ensure_ascii=False)
 
 
 class PromptLine(NamedTuple):

@@ -170,11 +170,7 @@ def fingerprint(examples: Iterable[Tokens | PairTokens]) -> str:
 
 
 def load_demonstrations(settings: TextSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[Tokens]:
-    """Read and tokenize the demonstrations for `cavesson sft`.
-
-    Raises:
-        UserError: the data does not exist or contains nothing usable.
-    """
+    """Read and tokenize the demonstrations for `cavesson sft`; raise a UserError if none can be used."""
     loaded = load(settings, Demonstration)
     return _examples(loaded, lambda rows: tokenize_demonstrations(rows, tokenizer, settings), collate, seed)
 
@@ -188,11 +184,7 @@ def load_texts(settings: TextSettings) -> Iterator[str]:
 
 
 def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[PairTokens]:
-    """Read and tokenize pairs of a better and a worse response.
-
-    Raises:
-        UserError: the data does not exist or contains nothing usable.
-    """
+    """Read and tokenize pairs of a better and a worse response; raise a UserError if none can be used."""
     loaded = load(settings, Pair)
     return _examples(loaded, lambda rows: tokenize_pairs(rows, tokenizer, settings), collate_pairs, seed)
 

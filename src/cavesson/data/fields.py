@@ -11,6 +11,7 @@ from cavesson.data.notes import Notes
 from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError
 from cavesson.text.reach import parsed
+from cavesson.text.visible import shortened
 
 MARKS = ("weight", "train", "loss")
 """Fields of a message that say whether its turn is learned."""
@@ -203,8 +204,7 @@ def is_empty(value: Any) -> bool:
 
 def brief(value: Any) -> str:
     """Return a value as JSON, shortened."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def without_nulls(value: Any) -> Any:

@@ -213,11 +213,7 @@ def recognise(values: Values, kind: Kind, place: str) -> str:
 
 
 def named(name: str) -> RowFormat:
-    """Return the format with this name, which may also be a name of LMFlow's.
-
-    Raises:
-        UserError: there is no such format.
-    """
+    """Return the format with this name, which may also be a name of LMFlow's, or raise a UserError."""
     format = FORMATS.get(lmflow.TYPES.get(name, name))
     if format is None:
         raise UserError(f"data.format: there is no format {name!r}; formats are {', '.join(FORMATS)}")

@@ -77,7 +77,11 @@ class SpecialTokens:
         Raises:
             UserError: a special token must be read as text, but the tokenizer is not a fast one.
         """
-        encoded = self._as_they_are(texts, add, longest)
+        fast = self.tokenizer.is_fast
+        limit = {} if longest is None else {"truncation": True, "max_length": longest}
+        found = self.tokenizer([*map(str, texts)], add_special_tokens=add, return_offsets_mapping=fast, **limit)
+        offsets = found["offset_mapping"] if fast else [[] for _ in texts]
+        encoded = [Encoded(ids, places) for ids, places in zip(found["input_ids"], offsets, strict=True)]
         hostile = [row for row, text in enumerate(texts) if self._has_more(text, encoded[row].ids, add)]
         if hostile:
             literal = self._as_text([texts[row] for row in hostile], add, longest)
@@ -92,13 +96,6 @@ class SpecialTokens:
             return True
         added = self.tokenizer.num_special_tokens_to_add() if add else 0
         return sum(map(self._ids.__contains__, ids)) > len(control) + added
-
-    def _as_they_are(self, texts: Sequence[str], add: bool, longest: int | None) -> list[Encoded]:
-        fast = self.tokenizer.is_fast
-        limit = {} if longest is None else {"truncation": True, "max_length": longest}
-        found = self.tokenizer([*map(str, texts)], add_special_tokens=add, return_offsets_mapping=fast, **limit)
-        offsets = found["offset_mapping"] if fast else [[] for _ in texts]
-        return [Encoded(ids, places) for ids, places in zip(found["input_ids"], offsets, strict=True)]
 
     def _as_text(self, texts: Sequence[str], add: bool, longest: int | None) -> list[Encoded]:
         if not self.tokenizer.is_fast:

@@ -58,10 +58,8 @@ class Template(NamedTuple):
 
 @lru_cache(maxsize=8)
 def variables(source: str) -> frozenset[str]:
-    """Return the names that a template takes from outside, such as `messages`, `tools` or `enable_thinking`.
-
-    Raises:
-        UserError: it is not a template.
+    """Return the names that a template takes from outside, such as `messages` or `tools`; raise a UserError if it is
+    none.
     """
     try:
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", source))

@@ -21,11 +21,7 @@ class Unused:
     """whether a field of a role is used"""
 
     def remarks(self, turns: Sequence[Turn], tools: Tools) -> list[str]:
-        """Return a remark for every field that the template does not use.
-
-        Raises:
-            UserError: there is no template.
-        """
+        """Return a remark for every field that the template does not use; there must be one."""
         unused = [name for name in _fields(turns) if not self._is_used(*name, turns, tools)]
         names = [f"the chat template does not use {name!r} of {role} messages" for role, name in unused]
         reads_tools = not tools or "tools" in variables(self.chat.template(tools).source)

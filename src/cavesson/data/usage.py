@@ -50,11 +50,9 @@ _MEANT_FOR: dict[type[Any], set[str]] = {
 
 
 class Usage:
-    """Which columns of the rows of a source are used as what.
+    """Which columns of the rows of a source are used as what; the rows become a Prompt, Demonstration or Pair.
 
-    Args:
-        kind: Prompt, Demonstration or Pair.
-        names: Cavesson's names of columns, and those of the source, where they differ.
+    `names` maps Cavesson's names of columns to those of the source, where they differ.
     """
 
     def __init__(self, kind: type[Any], names: Mapping[str, str]):

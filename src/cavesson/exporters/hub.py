@@ -106,7 +106,8 @@ def card(run: Run, repo: str) -> str:
     config, algorithm = run.info["config"], str(run.info.get("algorithm"))
     is_classifier = bool(traits_of(run.info).get("classifier"))
     adapter = config["model"].get("lora") is not None and not is_classifier
-    base = _origin(run)
+    start = config["model"]
+    base = "random weights" if start.get("new") is not None else str(run.facts["model"] or start["path"])
     model = {name: value for name, value in config["model"].items() if name != "path" or value == base}
     meta: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
@@ -122,12 +123,6 @@ def card(run: Run, repo: str) -> str:
     lines += ["## Figures", "", *_table(("metric", "first step", "last step"), _figures(run)), ""]
     lines += ["## Settings", "", *_table(("setting", "value"), _settings({**config, "model": model})), ""]
     return "\n".join(lines)
-
-
-def _origin(run: Run) -> str:
-    """Return what training started from: the name of a model, or what it is."""
-    model = run.info["config"]["model"]
-    return "random weights" if model.get("new") is not None else str(run.facts["model"] or model["path"])
 
 
 def _facts(run: Run) -> Iterator[tuple[str, ...]]:

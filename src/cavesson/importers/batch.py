@@ -66,11 +66,7 @@ class RolloutBuffer:
         return broken
 
     def add(self, file: File, record: Record) -> None:
-        """Add the rollouts of a record; empty lines are ignored.
-
-        Raises:
-            Broken: The record is not a rollout of the format.
-        """
+        """Add the rollouts of a record, or raise Broken if it is not one of the format; empty lines are ignored."""
         if isinstance(record.content, bytes) and not record.content.strip():
             return
         if record.content is None:

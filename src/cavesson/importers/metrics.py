@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 from cavesson.importers.fields import MAX_STEP
 from cavesson.importers.steps import STEP_COLUMNS
 from cavesson.record.schema import STEP_COLUMNS as RESERVED
-from cavesson.text.counting import counted
+from cavesson.text.counting import counted, some_of
 
 STEPS = (*STEP_COLUMNS, "train/global_step", "trainer/global_step", "_step")
 """Names of the step, in lower case; the first one that a line has is used. `_step` counts calls of `wandb.log`."""
@@ -26,7 +26,6 @@ AGREEING = 3
 _EXPORTED = re.compile(r"(?P<run>.+) - (?P<name>.+)")
 """A column of a chart that was exported from Weights & Biases."""
 _EXTREMES = ("__MIN", "__MAX")
-SHOWN = 5
 
 
 class Metrics(NamedTuple):
@@ -90,7 +89,7 @@ def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str,
     if without := sum(line.step is None for line in lines):
         yield f"{counted(without, 'line')} of {path} without a step, not read"
     if left := sorted({name for line in lines for name in line.left} - names):
-        yield f"not read from {path}, because it is not a number or has a reserved name: {_some(left)}"
+        yield f"not read from {path}, because it is not a number or has a reserved name: {some_of(left)}"
     if repeated := sum(len(line.metrics) for line in lines) - sum(map(len, values.values())):
         yield f"{counted(repeated, 'value')} of {path} replaced by a later one of the same step"
 
@@ -175,7 +174,7 @@ def _exported(path: Path, names: Sequence[str]) -> dict[str, str]:
         return {name: name for name in names}
     runs = {match["run"] for match in found.values() if match}
     if len(runs) > 1:
-        raise UserError(f"{path} has the metrics of {len(runs)} runs: {_some(sorted(runs))}; export one of them")
+        raise UserError(f"{path} has the metrics of {len(runs)} runs: {some_of(sorted(runs))}; export one of them")
     metrics = {name: match["name"] for name, match in found.items() if match and not name.endswith(_EXTREMES)}
     return {name: name for name in names if name not in found} | metrics
 
@@ -241,10 +240,6 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             yield {"step": event.step, name: values.item() if values.size == 1 else None}
     for kind in ("images", "audio", "histograms"):
         yield from ({"step": 0, name: None} for name in tags[kind])
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 _RESERVED = frozenset(column.name for column in RESERVED)

@@ -54,7 +54,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         raise Broken(f"'traces' is {excerpt(traces)}, expected a list of objects")
     if not traces:
         raise Broken(f"the episode has no traces; its errors: {excerpt(record.get('errors'), 200)}")
-    work = _work(record)
+    named = nested(record, "run", "work")
+    work = named if isinstance(named, Mapping) and named.get("type") in ("train", "eval") else {}
     step = work.get("step", step_in_names(place.names))
     step = nested(traces, 0, "info", "arrival", "step") if step is None else step
     if type(step) is not int or not 0 <= step <= MAX_STEP:
@@ -89,11 +90,6 @@ def _of_trace(
             row["prompt_ids"] = prompt_ids
         real = tokens["token_id"].size if tokens else 0
         yield ImportedRollout(step, with_rest(row, kept, (), place), tokens, real, turns=turns)
-
-
-def _work(record: Node) -> Mapping[str, Any]:
-    work = nested(record, "run", "work")
-    return work if isinstance(work, Mapping) and work.get("type") in ("train", "eval") else {}
 
 
 def _split_of_name(place: Origin) -> str | None:

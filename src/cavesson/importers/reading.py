@@ -47,12 +47,9 @@ class Record(NamedTuple):
 class File:
     """One file, read as far as it is complete; ``read`` resumes where the last call stopped.
 
-    Args:
-        path: The file; if it was replaced by its compressed version, that is read from the same line on.
-        rank: Rank of the process that wrote the file.
-        names: Names that may say its step.
-        start: Byte offset of the first line to read.
-        stop: Byte offset; lines that begin there or later are not read. None = read to the end.
+    If the file was replaced by its compressed version, that is read from the same line on. Lines are read that begin at
+    the byte offset ``start`` or later, and before ``stop``. ``names`` may say the step of the file, and ``rank`` is
+    that of the process that wrote it.
     """
 
     def __init__(

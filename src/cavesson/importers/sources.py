@@ -13,7 +13,7 @@ from cavesson.importers.reading import WANDB_TABLE, File, Record, in_order, pars
 from cavesson.importers.rollout import Broken, Format, Names
 from cavesson.importers.steps import run_of, step_in_names
 from cavesson.importers.unknown import holding, unknown
-from cavesson.text.counting import counted
+from cavesson.text.counting import counted, some_of
 
 MAX_RANK = 9999
 MAX_PROCESSES = 2**15
@@ -26,7 +26,6 @@ LOOK_AT_BYTES = 1 << 20
 LOOK_AT_FILES = 50
 FOLDERS_ABOVE = 4
 """Names of folders, from the source's own upwards, that may say the step."""
-SHOWN = 5
 _WANDB_FOLDER = "/files/media/"
 
 
@@ -79,9 +78,9 @@ class Source:
         """Return a note on the files that were not read, and one on files of the same step in several folders."""
         read = {file.path for file in files}
         left = [self._names(path).inside for path in self._paths() if path not in read]
-        notes = [f"{counted(len(left), 'file')} not read: {_some(left)}"] if left else []
+        notes = [f"{counted(len(left), 'file')} not read: {some_of(left)}"] if left else []
         if not format.one_run and (folders := _clashing([file.names for file in files])):
-            notes.append(f"the same steps are in {counted(len(folders), 'folder')}: {_some(folders)}")
+            notes.append(f"the same steps are in {counted(len(folders), 'folder')}: {some_of(folders)}")
         return notes
 
     def _paths(self) -> list[Path]:
@@ -178,7 +177,7 @@ def _check_runs(source: Path, format: Format, names: Iterable[Names]) -> None:
     if len(runs) > 1:
         raise UserError(
             f"{source} has rollouts of {len(runs)} runs, or of training and validation, in separate folders: "
-            f"import one of them: {_some(map(str, runs))}"
+            f"import one of them: {some_of(map(str, runs))}"
         )
 
 
@@ -217,8 +216,3 @@ def _ranks(paths: list[Path]) -> dict[int, Path]:
     if paths and len(set(numbers)) == len(paths) and max(numbers) <= MAX_RANK:
         return dict(sorted(zip(numbers, paths, strict=True)))
     return dict(enumerate(paths))
-
-
-def _some(names: Iterable[str]) -> str:
-    names = [*names]
-    return ", ".join([*names[:SHOWN], *["…"][: len(names) > SHOWN]])

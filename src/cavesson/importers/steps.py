@@ -41,11 +41,7 @@ def found_step(record: Mapping[str, Any], place: Origin) -> tuple[int, tuple[str
 
 
 def step_at(record: Mapping[str, Any], place: Origin, key: str = "step") -> int:
-    """Return the step in a column of a format, or else in a name.
-
-    Raises:
-        Broken: There is none.
-    """
+    """Return the step in a column of a format, or else in a name; raise Broken if there is none."""
     if record.get(key) is None and (named := step_in_names(place.names)) is not None:
         return named
     return step_of(record, key)
@@ -75,11 +71,7 @@ def run_of(inside: str) -> str:
 
 
 def step_by_pattern(pattern: str, names: Names) -> int:
-    """Return the number at ``{}`` of a pattern in the path of a file.
-
-    Raises:
-        Broken: The path does not match.
-    """
+    """Return the number at ``{}`` of a pattern in the path of a file; raise Broken if the path does not match."""
     before, _, after = pattern.partition(NUMBER)
     found = re.findall(rf"{re.escape(before)}(\d{{1,10}})(?!\d){re.escape(after)}", f"{names.outside}/{names.inside}")
     if not found or int(found[-1]) > MAX_STEP:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.index.columns import Array, write_at
+from cavesson.index.columns import Array, codes_of, write_at
 from cavesson.index.folder import CALL_COLUMNS, State
 from cavesson.index.maps import mapped
 from cavesson.record.keys import rows_of_tokens
@@ -57,16 +57,8 @@ def recorded(table: pa.Table, turns: pa.Table, names: list[str]) -> Calls:
     order = np.lexsort((lines["turn"].to_numpy(), row))
     seconds = lines["seconds"].to_numpy(zero_copy_only=False).astype("<f4")
     failed = lines["error"].is_valid().to_numpy().astype(np.uint8)
-    return Calls(row, _codes(lines["name"], names), failed, seconds).take(order)
-
-
-def _codes(column: pa.ChunkedArray, names: list[str]) -> Array:
-    """Return [C] the index of each tool among the names; calls without a name are of the tool ''."""
-    encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
-    tools = encoded.dictionary.to_pylist()
-    names.extend(tool for tool in tools if tool not in names)
-    codes: Array = np.array([names.index(tool) for tool in tools], "<i4")[encoded.indices.to_numpy()]
-    return codes
+    tool = codes_of(pc.fill_null(lines["name"], ""), names, 2**31)
+    return Calls(row, tool, failed, seconds).take(order)
 
 
 def append(folder: Path, state: State, calls: Calls, names: Sequence[str]) -> State:

@@ -37,7 +37,7 @@ def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
         [N] arrays by name; ``prompt`` is a hash of the text.
     """
     columns = {name: _numbers(table[name], NUMERIC[name]) for name in NUMERIC}
-    columns |= {name: _coded(table[name], codes.setdefault(name, [])) for name in CODED}
+    columns |= {name: codes_of(table[name], codes.setdefault(name, [])).astype(np.uint8) for name in CODED}
     columns |= {f"part/{name}": values for name, values in _parts(table["reward_parts"])}
     columns["gap"] = columns["reward"] - columns["ref_reward"]
     columns["prompt"] = _hashes(table["prompt"])
@@ -85,12 +85,16 @@ def _numbers(column: pa.ChunkedArray, dtype: str) -> Array:
     return values
 
 
-def _coded(column: pa.ChunkedArray, known: list[str]) -> Array:
+def codes_of(column: pa.ChunkedArray, known: list[str], most: int = 255) -> Array:
+    """Return [N] the index of each text among the known ones, of which there are at most ``most``; ``most`` for none.
+
+    New texts are appended in place.
+    """
     encoded = column.combine_chunks().dictionary_encode()
-    known.extend(value for value in encoded.dictionary.to_pylist() if value not in known and len(known) < 255)
-    codes = [known.index(value) if value in known else 255 for value in encoded.dictionary.to_pylist()]
-    indices = encoded.indices.fill_null(len(codes)).to_numpy()
-    coded: Array = np.array([*codes, 255], np.uint8)[indices]
+    texts = encoded.dictionary.to_pylist()
+    known.extend(text for text in texts if text not in known and len(known) < most)
+    codes = [known.index(text) if text in known else most for text in texts]
+    coded: Array = np.array([*codes, most])[encoded.indices.fill_null(len(codes)).to_numpy()]
     return coded
 
 

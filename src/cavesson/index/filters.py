@@ -17,6 +17,7 @@ from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
+from cavesson.text.visible import shortened
 
 LONGEST = 2_000
 TOO_LARGE = "the filter cannot be read: it is nested too deeply or a number in it is too large"
@@ -357,5 +358,4 @@ def _absent(value: Any) -> Any:
 
 
 def _source(node: ast.expr) -> str:
-    text = ast.unparse(node)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return shortened(ast.unparse(node))

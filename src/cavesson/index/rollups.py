@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.index.columns import Array, write_at
+from cavesson.index.columns import Array, codes_of, write_at
 from cavesson.index.folder import State
 from cavesson.index.maps import mapped
 from cavesson.index.snapshot import Snapshot
@@ -79,8 +79,8 @@ def _add(folder: Path, state: State, level: str, table: pa.Table) -> State:
     codes = {name: list(values) for name, values in state.codes.items()}
     names, splits = list(state.rollup_columns), codes.setdefault("split", [])
     lines = np.zeros(table.num_rows, LINE)
-    lines["column"] = _codes(table["column"], names)
-    lines["split"] = _codes(table["split"], splits)
+    lines["column"] = codes_of(table["column"], names, GONE)
+    lines["split"] = codes_of(table["split"], splits)
     for name in ("step", "count", "sum", "sum_squares", "min", "max"):
         lines[name] = table[name].to_numpy()
     bins = [table[name].combine_chunks() for name in BINS[level]]
@@ -98,13 +98,6 @@ def _append(folder: Path, state: State, level: str, lines: Array, bins: Sequence
         write_at(folder / f"rollups-{name}", filled, values.astype(dtype))
     added = len(bins[0]) if bins else 0
     return state.with_(rollups={**state.rollups, level: (count + len(lines), filled + added)})
-
-
-def _codes(column: pa.ChunkedArray, known: list[str]) -> list[int]:
-    values = column.to_pylist()
-    known.extend(value for value in dict.fromkeys(values) if value is not None and value not in known)
-    place = {value: code for code, value in enumerate(known)}
-    return [255 if value is None else place[value] for value in values]
 
 
 def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:

@@ -44,11 +44,7 @@ class Snapshot:
         return [name for name in self.names if name not in CODED]
 
     def column(self, name: str) -> Array:
-        """Return [rows] the values of a column; NaN for values that were not measured.
-
-        Raises:
-            KeyError: There is no such column.
-        """
+        """Return [rows] the values of a column, which must exist; NaN for values that were not measured."""
         return self._measured(name, self.raw(name))
 
     def raw(self, name: str) -> Array:

@@ -26,11 +26,7 @@ Names = Annotated[tuple[Name, ...], BeforeValidator(_split)]
 
 
 def require(names: tuple[Name, ...]) -> None:
-    """Check that the trackers are installed, before a model is loaded.
-
-    Raises:
-        UserError: The package of a tracker is not installed.
-    """
+    """Raise a UserError unless the packages of the trackers are installed, before a model is loaded."""
     for name in names:
         spec = find_spec(name)
         # A folder called wandb, such as the one it writes, is found as a namespace package without an origin.

@@ -8,7 +8,6 @@ import numpy as np
 
 from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.trl_callback import RecorderCallback
-from cavesson.record.precision import Array
 
 COLUMNS = {
     "token_id": "responses",
@@ -29,7 +28,9 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
         step = trainer.state.global_step - 1
         variables = _variables(trainer)
         if variables is not None and not callback.has_rollouts(step):
-            callback.rollouts(step, _rows(trainer, variables, step), _tokens(variables))
+            tokens = {name: as_array(variables[local]) for name, local in COLUMNS.items()}
+            tokens["attended"] = ~as_array(variables["padding_mask"])
+            callback.rollouts(step, _rows(trainer, variables, step), tokens)
 
     callback.step_ended = read
     if trainer.stop_token_id is not None:  # after it, the mask has to end
@@ -63,8 +64,3 @@ def _rows(trainer: Any, variables: dict[str, Any], step: int) -> dict[str, Any]:
         "policy_version": [step] * count,
         "kl_coef": [float(trainer.args.kl_coef)] * count,
     }
-
-
-def _tokens(variables: dict[str, Any]) -> dict[str, Array]:
-    tokens = {name: as_array(variables[local]) for name, local in COLUMNS.items()}
-    return tokens | {"attended": ~as_array(variables["padding_mask"])}

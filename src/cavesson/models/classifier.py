@@ -60,11 +60,7 @@ def _check_whole(model: PreTrainedModel, path: str) -> None:
 
 
 def load_scalar_classifier(settings: StartSettings, mapped: bool = False) -> PreTrainedModel:
-    """Load a trained sequence classifier with one output, as `load_classifier` does.
-
-    Raises:
-        UserError: there is no such model, or it has several outputs.
-    """
+    """Load a trained sequence classifier as `load_classifier` does; raise a UserError if it has several outputs."""
     trained, _ = load_classifier(settings.path, settings.dtype, mapped)
     if trained.config.num_labels != 1:
         raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")

@@ -157,11 +157,7 @@ def load_classifier(path: str, dtype: str = "float32", mapped: bool = False) -> 
 
 
 def check_pad(path: str, model: nn.Module, pad: int) -> None:
-    """Check that the pad token of a classifier, which finds the end of a text by it, has an embedding.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Raise a UserError unless the pad token of a classifier, which finds the end of a text by it, has an embedding."""
     rows = embedding_rows(model)
     if pad >= rows:
         raise UserError(
@@ -171,11 +167,7 @@ def check_pad(path: str, model: nn.Module, pad: int) -> None:
 
 
 def model_folder(path: str) -> str:
-    """Return the model folder of a run; return any other path unchanged.
-
-    Raises:
-        UserError: the run has no model.
-    """
+    """Return the model folder of a run, which must have a model; return any other path unchanged."""
     if not (Path(path) / "run.json").exists():
         return path
     folder = Path(path) / "model"
@@ -205,11 +197,7 @@ def resolve(path: str) -> str:
 
 
 def only_gguf(source: str) -> str | None:
-    """Return the name of the only GGUF file in a folder without a config.json, or None if there is none.
-
-    Raises:
-        UserError: there are several GGUF files.
-    """
+    """Return the name of the only GGUF file in a folder without a config.json, or None; several raise a UserError."""
     folder = expanded(source)
     if not folder.is_dir() or (folder / "config.json").exists():
         return None

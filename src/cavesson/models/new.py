@@ -28,11 +28,7 @@ def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTraine
 
 
 def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Build a Llama with random weights, drawn from PyTorch's global generator.
-
-    Raises:
-        UserError: as in `new_config`.
-    """
+    """Build a Llama with random weights, drawn from PyTorch's global generator; see `new_config`."""
     model: PreTrainedModel = LlamaForCausalLM(new_config(settings, tokenizer))
     cast_weights(model, DTYPES[settings.dtype])
     return prepare(model)

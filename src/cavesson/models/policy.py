@@ -95,11 +95,7 @@ class Policy(nn.Module):
             self.check()
 
     def check(self) -> None:
-        """Check that the model is scored correctly.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Raise a UserError unless the model is scored correctly."""
         check_head(self.model)
 
     def during(self, action: Callable[[], T]) -> T:

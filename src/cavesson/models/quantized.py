@@ -22,11 +22,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def check_trainable(model: nn.Module, name: str) -> None:
-    """Check that all weights of a model can be trained.
-
-    Raises:
-        UserError: they are quantized.
-    """
+    """Raise a UserError if weights of a model are quantized, so that they cannot be trained."""
     if is_quantized(model):
         raise UserError(
             f"{name} has quantized weights, which cannot be trained; add model.lora to train adapters on them, or "

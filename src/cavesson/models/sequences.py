@@ -96,11 +96,7 @@ class ExampleModel(nn.Module):
         return not self.packed and self.shape is None
 
     def check(self) -> None:
-        """Check that the model is scored correctly.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Raise a UserError unless the model is scored correctly."""
         if self.shape is not None:
             check_packing(self.model)
 

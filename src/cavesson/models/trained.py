@@ -105,11 +105,7 @@ def _merged(place: str, dtype: str) -> PreTrainedModel:
 
 
 def check_start(settings: StartSettings) -> None:
-    """Check that a model exists, without loading it.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise a UserError unless a model exists, without loading it."""
     if settings.path == "tiny":
         return
     folder = Path(resolve(model_folder(settings.path)))

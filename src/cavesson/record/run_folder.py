@@ -72,11 +72,7 @@ def remove_run(location: Location) -> None:
 
 
 def attempts(files: Storage) -> list[Attempt]:
-    """Return all attempts, in order.
-
-    Raises:
-        UserError: the file of one of them is damaged.
-    """
+    """Return all attempts, in order; raise a UserError if the file of one is damaged."""
     names = [name for name in files.names("attempts") if name[0].isdigit() and name.endswith(".json")]
     return sorted(_attempt(files, f"attempts/{name}") for name in names)
 

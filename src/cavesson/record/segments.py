@@ -182,21 +182,9 @@ def listing(files: Storage) -> Listing:
     The outputs of a manifest exist, even if they appeared only after the files were listed.
     """
     names = files.names("record")
-    return _listing(names, _manifests(files))
-
-
-def _manifests(files: Storage) -> list[Manifest]:
-    while True:
-        try:
-            return [_manifest(files, name) for name in sorted(files.names(MANIFESTS)) if name[0] != "."]
-        except FileNotFoundError:
-            continue  # a compaction has just removed a manifest because another one replaces it
-
-
-def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
     replaced: set[tuple[Kind, str]] = set()
     kept, lost = [], []
-    for manifest in manifests:
+    for manifest in _manifests(files):
         if replaced.isdisjoint(manifest.replaced()):
             replaced |= manifest.replaced()
             kept.append(manifest)
@@ -207,6 +195,14 @@ def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
         segments[kind] += [segment for manifest in kept for segment in manifest.outputs[kind]]
         segments[kind] = [segment for segment in segments[kind] if (kind, segment.stem) not in replaced]
     return Listing(segments["rows"], segments["steps"], names, kept, lost)
+
+
+def _manifests(files: Storage) -> list[Manifest]:
+    while True:
+        try:
+            return [_manifest(files, name) for name in sorted(files.names(MANIFESTS)) if name[0] != "."]
+        except FileNotFoundError:
+            continue  # a compaction has just removed a manifest because another one replaces it
 
 
 def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:

@@ -46,11 +46,7 @@ def read_plan(file: Path) -> Plan | None:
 
 
 def check_run(run: Path) -> None:
-    """Check that a run can be forked.
-
-    Raises:
-        UserError: it cannot; the message says why, and what to do instead.
-    """
+    """Raise a UserError if a run cannot be forked, which says why, and what to do instead."""
     info = run_info(run)
     if not is_trained_here(info):
         raise UserError(f"{run} was trained by another trainer, which --fix cannot start: change its settings there")
@@ -59,11 +55,7 @@ def check_run(run: Path) -> None:
 
 
 def chosen(run: Path, diagnosis: Diagnosis, name: str | None, words: Language) -> Detection:
-    """Return the finding to fix: the first cause with a setting that ends it, or the one that is named.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the finding to fix, the named one or the first cause with a setting that ends it, or raise a UserError."""
     if not diagnosis.findings:
         raise UserError(f"the doctor finds nothing wrong in {run}: there is nothing to fix")
     named = [one for one in diagnosis.findings if one.rule.name == name]

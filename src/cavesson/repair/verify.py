@@ -106,7 +106,9 @@ def verify(
                 "call cavesson.repair.verify(run, train=…) there, with a function that resumes a fork"
             )
         plan = _plan(folder, lambda: new_plan(run, data, one, steps, start), steps, start)
-        _make_forks(run, folder, plan)
+        for name, settings in zip(FORKS, (plan.settings, {}), strict=True):
+            if not (folder / name).exists():
+                fork(run, folder / name, plan, settings)
     for name in FORKS:
         if not is_done(folder / name, plan.end):
             with ending(folder / name, plan.end):
@@ -116,13 +118,6 @@ def verify(
     ours, theirs = (data.run.rows(COLUMNS) for data in (changed, unchanged))
     reward = compare(ours, theirs, plan.start, plan.end) if comparable else None
     return Outcome(plan, folder, diagnose(changed, rules), diagnose(unchanged, rules), reward)
-
-
-def _make_forks(run: Path, folder: Path, plan: Plan) -> None:
-    """Make both forks unless they exist."""
-    for name, settings in zip(FORKS, (plan.settings, {}), strict=True):
-        if not (folder / name).exists():
-            fork(run, folder / name, plan, settings)
 
 
 def _done(folder: Path, start: int) -> int:

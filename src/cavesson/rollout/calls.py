@@ -63,8 +63,7 @@ class CallFormat:
     def parse(self, said: str | Sequence[int]) -> Parsed:
         """Return what a sampled turn says besides calls, and its calls.
 
-        Args:
-            said: the sampled tokens, or their text with its special tokens; the end token may be missing.
+        The turn is given by its tokens, or by their text with its special tokens; the end token may be missing.
         """
         if not isinstance(said, str):
             said = str(self.tokenizer.decode(list(said), clean_up_tokenization_spaces=False))
@@ -82,7 +81,9 @@ class _Turn:
     """tokens that can end a turn, the longest first"""
 
     def __call__(self, text: str) -> Parsed:
-        text = _without_end(text, self.ends)
+        closed = text.rstrip()
+        end = next((end for end in self.ends if closed.endswith(end)), None)
+        text = text if end is None else closed.removesuffix(end)
         start = 0
         if self.thinks_first or text.lstrip().startswith(_THINK):
             thought = text.find(_THOUGHT)
@@ -108,13 +109,6 @@ class _ResponseTemplate:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             return Parsed(text, [Call("", {}, f"the response cannot be parsed: {first_line(error)}")])
         return Parsed(message.get("content") or "", [call_of(one) for one in message.get("tool_calls") or ()])
-
-
-def _without_end(text: str, ends: Sequence[str]) -> str:
-    """Return a turn without its end token."""
-    closed = text.rstrip()
-    end = next((end for end in ends if closed.endswith(end)), None)
-    return text if end is None else closed.removesuffix(end)
 
 
 def _found(chat: Chat, tools: Tools) -> JsonCalls:

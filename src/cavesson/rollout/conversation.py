@@ -244,10 +244,8 @@ def _rewards_of(kind: Kind) -> dict[str, bool]:
 
 
 def joined(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return a conversation whose last message of the user ends with a text.
-
-    Raises:
-        UserError: the user has said nothing in it.
+    """Return a conversation whose last message of the user ends with a text; raise a UserError if the user has said
+    nothing.
     """
     found = [dict(message) for message in messages]
     asked = next((message for message in reversed(found) if message["role"] == "user"), None)

@@ -1,11 +1,11 @@
 """Settings of environments and tools, and the limits of an episode."""
 
 from collections import Counter
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cavesson.config import Settings, SettingsError
+from cavesson.config import ONE_OR_SEVERAL, Settings, SettingsError
 from cavesson.config_paths import FunctionName, full_function
 from cavesson.plugins import located
 
@@ -16,7 +16,7 @@ class EnvironmentSettings(Settings):
     use: str | dict[str, str] | None = None
     """your class, as file.py:Class or package.module:Class, or a table of several by name, from which the column
     `environment` of the data chooses; none = no environment"""
-    tools: tuple[FunctionName, ...] = ()
+    tools: Annotated[tuple[FunctionName, ...], ONE_OR_SEVERAL] = ()
     """functions that the model may call, as file.py:function or package.module:function, with or without an
     environment"""
     max_turns: int | None = Field(None, ge=1)
@@ -39,11 +39,6 @@ class EnvironmentSettings(Settings):
         if use == {} or len(named) < len(names) or any(not one.rpartition(":")[0] for one in named.values()):
             raise ValueError("write file.py:Class, package.module:Class or a name of an installed package, or a table")
         return named if isinstance(use, dict) else named.get("", use)
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _one_or_several(cls, tools: object) -> object:
-        return (tools,) if isinstance(tools, str) else tools
 
     @field_validator("tools")
     @classmethod

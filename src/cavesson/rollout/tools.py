@@ -9,6 +9,7 @@ from jsonschema.exceptions import best_match
 from cavesson.data.tool_schemas import schema_of, standard
 from cavesson.errors import UserError
 from cavesson.functions import line_of
+from cavesson.text.visible import shortened
 
 _LONGEST = 300
 """Characters of a message that quotes what a model wrote."""
@@ -48,22 +49,18 @@ def problem_of(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any
     """Return why a tool cannot be called with these arguments, in the words that the model reads, or None if it can."""
     if name not in tools:
         there = f"the tools are {', '.join(tools)}" if tools else "this conversation has no tools"
-        return _shortened(f"unknown tool {name!r}; {there}")
+        return shortened(f"unknown tool {name!r}; {there}", _LONGEST)
     parameters = tools[name].schema["function"]["parameters"]
     known = parameters["properties"]
     for one in arguments:
         if one not in known:
             takes = f"the arguments of {name} are {', '.join(known)}" if known else f"{name} takes no arguments"
-            return _shortened(f"unexpected argument {one!r}; {takes}")
+            return shortened(f"unexpected argument {one!r}; {takes}", _LONGEST)
     for one in parameters.get("required", ()):
         if one not in arguments:
             return f"the argument {one!r} of {name} is missing"
     for one, value in arguments.items():
         error = best_match(Draft202012Validator(standard(known[one])).iter_errors(value))
         if error is not None:
-            return f"the argument {one!r} of {name}: {_shortened(error.message)}"
+            return f"the argument {one!r} of {name}: {shortened(error.message, _LONGEST)}"
     return None
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -36,6 +36,11 @@ def visible_line(text: str) -> str:
     return text.translate(SIGNS)
 
 
+def shortened(text: str, length: int = 60) -> str:
+    """Return a text, or its beginning and ``…`` if it is longer."""
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
 def safe_json(text: str) -> str:
     """Escape characters that ``json.dumps(ensure_ascii=False)`` leaves raw although they affect a terminal."""
     return text.translate(_ESCAPES)

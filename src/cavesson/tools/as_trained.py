@@ -17,6 +17,7 @@ from cavesson.models.trained import load_start_tokenizer
 from cavesson.record import run_info
 from cavesson.rollout.rewards.cleaning import CleaningSettings
 from cavesson.rollout.settings import EnvironmentSettings
+from cavesson.text.visible import shortened
 from cavesson.tools.settings import ResponseSettings, TalkSettings
 from cavesson.train.description import began
 
@@ -243,12 +244,9 @@ def _line(model: str, run: TrainedBy, is_chat: bool, taken: Mapping[str, Any]) -
     whose = f"as in {run.folder}" + ("" if run.is_own else ", which it is compared with")
     date = run.date() if is_chat else None
     dates = [] if date is None else [f"template date {date:%Y-%m-%d}"]
-    values = [f"{name} {json.dumps(_short(value), ensure_ascii=False)}" for name, value in taken.items()]
+    short = {name: shortened(value) if isinstance(value, str) else value for name, value in taken.items()}
+    values = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in short.items()]
     texts = "conversations" if is_chat else "plain text"
     if run.is_unknown and not is_chat:
         texts += " (set --data.chat if the data of the run were conversations, which it does not say)"
     return "; ".join([f"{model}: prompts are {texts}, {whose}", *dates, *values, "flags override"])
-
-
-def _short(value: Any) -> Any:
-    return f"{value[:60]}…" if isinstance(value, str) and len(value) > 60 else value

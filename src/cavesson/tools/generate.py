@@ -72,11 +72,7 @@ class Response(NamedTuple):
 
 
 def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
-    """Load a trained model for sampling and scoring.
-
-    Raises:
-        UserError: there is no such model.
-    """
+    """Load a trained model for sampling and scoring, or raise a UserError that there is none."""
     loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
     return Policy(loaded).to(Processes(settings.device).device), tokenizer
 

@@ -5,11 +5,7 @@ from cavesson.models.load import load_tokenizer
 
 
 def vocabulary_of(path: str) -> Tokenizer:
-    """Return the vocabulary of a model, given by a folder or Hub name.
-
-    Raises:
-        UserError: There is no tokenizer.
-    """
+    """Return the vocabulary of a model, given by a folder or Hub name; raise a UserError if it has no tokenizer."""
     tokenizer = load_tokenizer(path)
     ids = list(range(len(tokenizer)))
     tokens = [token or "" for token in tokenizer.convert_ids_to_tokens(ids)]

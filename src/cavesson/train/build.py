@@ -94,11 +94,7 @@ class Inputs:
 
 
 def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes) -> Trainer:
-    """Read the data, load the models and build the trainer.
-
-    Raises:
-        UserError: something in the settings or the data is wrong.
-    """
+    """Read the data, load the models and build the trainer."""
     if inputs.model is not None and inputs.tokenizer is None:
         raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
     if settings.batch_size < processes.count:
@@ -141,11 +137,7 @@ def as_loaded(settings: RolloutRun | ExampleRun, model: PreTrainedModel) -> Roll
 
 
 def check_place(name: str, start: StartSettings) -> None:
-    """Check that the model named by a group of settings is available.
-
-    Raises:
-        UserError: it is not available.
-    """
+    """Raise a UserError unless the model named by a group of settings is available."""
     try:
         check_start(start)
     except UserError as error:

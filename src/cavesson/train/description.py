@@ -31,7 +31,10 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer, reward
         "inputs": inputs.given,
         "conversations": has_conversations(settings.data.model_dump()),
         **settings.facts(),
-        "model": {"name": _origin(settings), "fingerprint": trainer.fingerprint},
+        "model": {
+            "name": "random weights" if settings.model.new else settings.model.path or "a model given in Python",
+            "fingerprint": trainer.fingerprint,
+        },
         "tokenizer": {
             "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
             "pad": tokenizer.pad_token_id,
@@ -44,13 +47,6 @@ def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer, reward
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
         | {"python": platform.python_version()},
     }
-
-
-def _origin(settings: RunSettings) -> str:
-    """Return what training starts from: the name of a model, or what it is."""
-    if settings.model.new is not None:
-        return "random weights"
-    return settings.model.path or "a model given in Python"
 
 
 def began(folder: Path) -> datetime | None:

@@ -175,11 +175,7 @@ class Trainer(ABC):
         return None
 
     def between_updates(self, done: int, total: int) -> None:
-        """Call the callbacks after `done` of a step's `total` optimiser steps.
-
-        Raises:
-            StoppedError: there was a signal.
-        """
+        """Call the callbacks after `done` of a step's `total` optimiser steps; after a signal, raise a StoppedError."""
         self._heed_signal(f"in step {self.next_step}, after {done} of its {total} updates")
         self._call(lambda callback: callback.on_update(self, done))
         if self.stop is not None:

@@ -17,6 +17,7 @@ from cavesson.rollout.engines.settings import DecodingSettings
 from cavesson.rollout.loading import Given, load_environments
 from cavesson.rollout.rewards.table import Reward
 from cavesson.rollout.settings import EnvironmentSettings
+from cavesson.text.counting import some_of
 
 Columns = Mapping[str, Sequence[Any]]
 NOTHING = Given()
@@ -122,7 +123,7 @@ def dropped_prompts(prompts: PromptSet) -> list[str]:
     for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
         notes += [] if some is None else some.notes
         if some is not None and (overlong := some.overlong):
-            rows = ", ".join(str(row + 1) for row in overlong[:10]) + (", …" if len(overlong) > 10 else "")
+            rows = some_of((str(row + 1) for row in overlong), 10)
             of = f"{len(overlong)} of {len(some.dropped) + len(some)} {name}"
             notes.append(f"{of} are longer than data.max_prompt_tokens and were dropped: rows {rows}")
     return notes

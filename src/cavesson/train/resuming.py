@@ -42,11 +42,7 @@ REWARDS = "rewards"
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """Return the contents of run.json.
-
-    Raises:
-        UserError: the run in the folder was not trained by Cavesson.
-    """
+    """Return the contents of run.json, or raise a UserError if the run was not trained by Cavesson."""
     info = run_info(folder)
     if not is_trained_here(info):
         raise UserError(f"{folder} was not trained by Cavesson: there is nothing to resume")

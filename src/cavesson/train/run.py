@@ -231,7 +231,8 @@ class Training:
                     later = (*trainer.notes(), *notes_on_products(self._choices))
                     progress.finish(final, [note for note in later if note not in notes])
                 self.processes.enter("close the record")
-            self._check_recorded()
+            if (lost := lost_record(self.trainer)) is not None:
+                raise StoppedError(f"all steps are done, but {lost}")
             self.processes.enter("show the results")
             if report is None and is_main:
                 self._show(Console())
@@ -244,7 +245,9 @@ class Training:
         try:
             self.processes.wait()
             trackers = self.processes.agreed(lambda: self._open_folder() if self.processes.is_main else None)
-            self._open_record()
+            # Each process records its own rollouts.
+            lock = self._locks[-1] if self._locks else None
+            self.trainer.recorder = recorder_of(self.settings, self.trainer.next_step, self.processes, lock)
             keep_choices(self._choices, self.settings.run, self.processes.rank)
             self.processes.resume_hint = resume_hint(self.settings.run)
             with logging_to(self.settings.run, self.settings.record_place, self.processes.rank), self._enough_memory():
@@ -350,17 +353,6 @@ class Training:
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
-
-    def _open_record(self) -> None:
-        """Open the record on every process; each of them records its own rollouts."""
-        lock = self._locks[-1] if self._locks else None
-        self.trainer.recorder = recorder_of(self.settings, self.trainer.next_step, self.processes, lock)
-
-    def _check_recorded(self) -> None:
-        """Raise StoppedError if a process could not write the end of the record to its place."""
-        lost = lost_record(self.trainer)
-        if lost is not None:
-            raise StoppedError(f"all steps are done, but {lost}")
 
 
 def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:

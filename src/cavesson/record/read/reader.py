@@ -268,11 +268,7 @@ class Run:
         return self.consistent(read)
 
     def rollout(self, step: int, sample: int) -> Rollout:
-        """Return one rollout.
-
-        Raises:
-            UserError: The record has no such rollout.
-        """
+        """Return one rollout, or raise a UserError that the record does not have it."""
         row = self.fetch([(step, sample)]).to_pylist(maps_as_pydicts="strict")[0]
         return Rollout(row, self.tokens(step, sample))
 

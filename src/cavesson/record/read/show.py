@@ -21,7 +21,7 @@ from cavesson.record.splits import HELD_OUT, OTHER, Split, of_split, rollout_cou
 from cavesson.record.storage import Location
 from cavesson.record.tables import turn_counts
 from cavesson.text.counting import counted
-from cavesson.text.visible import visible_line
+from cavesson.text.visible import shortened, visible_line
 
 MAX_STEPS = 20
 MEANS = ("reward", "kl_k1", "entropy", "length")
@@ -230,7 +230,8 @@ def _show_extremes(
     keys = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
     lines = run.fetch(keys, ["step", "sample", "reward", "kl_k1", *TEXTS]).to_pylist()
     if lines:
-        console.print(_table(title, [line | {name: _shorten(line[name]) for name in TEXTS} for line in lines]))
+        # The view of the rollout shows whole texts.
+        console.print(_table(title, [line | {name: shortened(line[name], 300) for name in TEXTS} for line in lines]))
 
 
 def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
@@ -313,11 +314,6 @@ def shown(value: Any, newline: str = "↵") -> Text:
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}… and {len(text) - LONGEST:,} characters more"
     return Text(visible_line(text).replace("↵", newline))
-
-
-def _shorten(text: str, longest: int = 300) -> str:
-    """Return the beginning of a long text; the view of the rollout shows the whole text."""
-    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _number(value: Any) -> str:

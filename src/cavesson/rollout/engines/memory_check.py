@@ -66,11 +66,7 @@ def kept_bytes(
 
 
 def check_embedded(model: nn.Module, prompts: Iterable[Sequence[int]]) -> None:
-    """Check that every token of some prompts has an embedding.
-
-    Raises:
-        UserError: one has none.
-    """
+    """Raise a UserError unless every token of some prompts has an embedding."""
     rows = embedding_rows(model)
     largest = max((max(ids) for ids in prompts), default=0)
     if largest >= rows:

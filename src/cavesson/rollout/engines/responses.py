@@ -125,11 +125,7 @@ class Engine(Protocol):
     """the tokens that end a response"""
 
     def update_weights(self, step: int) -> None:
-        """Sample from the policy's present weights from here on; all processes must call this together.
-
-        Args:
-            step: number of training steps of these weights.
-        """
+        """Sample from the policy's weights after `step` steps from here on; all processes must call this together."""
 
     def sample(
         self,

@@ -1,10 +1,10 @@
 """Settings of sampling. With the defaults, the distribution that is sampled from is exactly the one that is scored."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cavesson.config import Settings
+from cavesson.config import ONE_OR_SEVERAL, Settings
 from cavesson.registry import EngineEntry, engines
 
 MergesAdapters = Literal["auto", "always", "never"]
@@ -26,7 +26,7 @@ class DecodingSettings(Settings):
     """longest response, in tokens"""
     random_length: tuple[int, int] | None = None
     """draw each response's own limit uniformly from [low, high], both included, instead of max_new_tokens"""
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], ONE_OR_SEVERAL] = ()
     """texts at which a response ends, such as "###Human"; the text and its tensors are cut before them"""
     eos_token_ids: tuple[int, ...] = ()
     """tokens that end a response; empty = those of the model's generation config and tokenizer"""
@@ -36,11 +36,6 @@ class DecodingSettings(Settings):
     @property
     def longest(self) -> int:
         return self.random_length[1] if self.random_length else self.max_new_tokens
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_or_several(cls, stop: object) -> object:
-        return (stop,) if isinstance(stop, str) else stop
 
     @model_validator(mode="after")
     def _check(self) -> Self:

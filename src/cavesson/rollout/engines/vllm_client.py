@@ -163,11 +163,7 @@ class VllmClient:
         self._tell([_PAUSE, *steps] if while_sampling else steps, "after" if while_sampling else "never")
 
     def world_sizes(self) -> list[int]:
-        """Return the number of workers of each server.
-
-        Raises:
-            ServerError: a server failed, or its answer is not a number.
-        """
+        """Return the number of workers of each server, or raise a ServerError."""
 
         async def ask(server: Endpoint, client: httpx.AsyncClient) -> int:
             content = await server.get(client, "/get_world_size")
@@ -179,11 +175,7 @@ class VllmClient:
         return self._together([partial(ask, server) for server in self.servers])
 
     def each(self, path: str, contents: Sequence[dict[str, Any]]) -> None:
-        """Send one request to each server at the same time; the first that fails cancels the others.
-
-        Raises:
-            ServerError: a server failed.
-        """
+        """Send one request to each server at the same time; the first ServerError cancels the others."""
 
         async def ask(server: Endpoint, content: dict[str, Any], client: httpx.AsyncClient) -> None:
             await replace(server, attempts=1).post(client, json.dumps(content).encode(), path)

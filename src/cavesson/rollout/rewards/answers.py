@@ -9,6 +9,7 @@ import numpy as np
 from cavesson.data.from_numpy import from_numpy
 from cavesson.errors import UserCodeError
 from cavesson.text.counting import counted
+from cavesson.text.visible import shortened
 
 _LARGEST = float(np.finfo(np.float32).max)
 """Rewards are trained on as float32."""
@@ -87,5 +88,4 @@ def _short(value: Any) -> str:
     """Return a value as text, shortened; Python refuses to convert very long integers to text."""
     if isinstance(value, int) and value.bit_length() > 300:
         return "an integer of more than 90 digits"
-    text = str(value) if isinstance(value, Real) else repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return shortened(str(value) if isinstance(value, Real) else repr(value), 100)

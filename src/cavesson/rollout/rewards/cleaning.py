@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
-from cavesson.config import Settings
+from cavesson.config import ONE_OR_SEVERAL, Settings
 
 CUTS: dict[str, tuple[str, ...]] = {
     "next_turn": ("###Human", "###Assistant", "\n\nHuman:", "\n\nAssistant:", "<|im_start|>", "<|user|>"),
@@ -28,10 +28,10 @@ DISCARD_PART = "discard/"
 class CleaningSettings(Settings):
     """Where responses are cut, and which are discarded."""
 
-    cut: tuple[str, ...] = ()
+    cut: Annotated[tuple[str, ...], ONE_OR_SEVERAL] = ()
     """cut responses, both text and tokens, before the first of these: "next_turn" (a mark of the human's or assistant's
     next turn), "next_line", "next_paragraph"; for other texts, set sampling.stop"""
-    discard: tuple[str, ...] = ()
+    discard: Annotated[tuple[str, ...], ONE_OR_SEVERAL] = ()
     """responses that get discard_reward instead of their reward: regular expressions that are searched in the text,
     such as "#" or "[:;]\\)", and "too_short" (fewer than two characters)"""
     discard_reward: float | None = None
@@ -41,11 +41,6 @@ class CleaningSettings(Settings):
     def stop(self) -> tuple[str, ...]:
         """The stop texts of `cut`, at which the sampler ends responses."""
         return tuple(text for name in self.cut for text in CUTS[name])
-
-    @field_validator("cut", "discard", mode="before")
-    @classmethod
-    def _one_or_several(cls, names: object) -> object:
-        return (names,) if isinstance(names, str) else names
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -84,7 +84,12 @@ class HttpReward:
         # The requests need a separate thread, because the caller may already run in an event loop, as in notebooks.
         with start_blocking_portal() as portal:
             answers = portal.call(self._ask_all, requests, [len(responses[rows]) for rows in batches])
-        return self._joined(answers)
+        names = list(answers[0])
+        other = next((list(answer) for answer in answers if set(answer) != set(names)), None)
+        if other is not None:
+            raise self.endpoint.failed(f"answered the parts {names} to one request and {other} to another")
+        joined = {name: [value for answer in answers for value in answer[name]] for name in names}
+        return joined[""] if names == [""] else joined
 
     def _request(self, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]) -> bytes:
         content = {"prompts": prompts, "responses": responses, "columns": columns}
@@ -118,14 +123,6 @@ class HttpReward:
         if wrong is not None or not parts:
             raise self.endpoint.failed(f"answered {wrong or 0} rewards for {count} responses")
         return parts
-
-    def _joined(self, answers: Sequence["_Parts"]) -> list[Any] | dict[str, list[Any]]:
-        names = list(answers[0])
-        other = next((list(answer) for answer in answers if set(answer) != set(names)), None)
-        if other is not None:
-            raise self.endpoint.failed(f"answered the parts {names} to one request and {other} to another")
-        joined = {name: [value for answer in answers for value in answer[name]] for name in names}
-        return joined[""] if names == [""] else joined
 
 
 _Parts = dict[str, list[Any]]

@@ -20,11 +20,7 @@ _LOOKED_AT = 64
 
 
 def load_pair_texts(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[PairTokens]:
-    """Read and tokenize pairs; every response is followed by the tokenizer's end tokens, and by nothing else.
-
-    Raises:
-        UserError: the data does not exist or contains nothing usable.
-    """
+    """Read pairs as `load_pairs`; every response is followed by the tokenizer's end tokens, and by nothing else."""
     read = partial(_as_text, special=set(tokenizer.all_special_ids), tail=Around.of(tokenizer).end)
 
     def as_texts(pairs: Sequence[PairTokens]) -> Batch:

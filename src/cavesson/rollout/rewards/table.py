@@ -55,11 +55,7 @@ class Scored:
     """of the parts that gave any"""
 
     def with_parts(self, parts: Mapping[str, list[float | None]]) -> "Scored":
-        """Return these rewards with further parts, of weight 1.
-
-        Raises:
-            UserCodeError: there is a part of that name.
-        """
+        """Return these rewards with further parts, of weight 1; raise a UserCodeError if there is one of that name."""
         if twice := [name for name in parts if name in self.parts]:
             raise UserCodeError(_TWICE.format(twice[0]))
         known = [[one for one in row if one is not None] for row in zip(self.total, *parts.values(), strict=True)]
