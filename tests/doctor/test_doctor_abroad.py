@@ -6,13 +6,15 @@ from doctor_helpers import healthy, reading
 
 import cavesson
 from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.groups import equal_by_chance, groups
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import same_seed
-from cavesson.doctor.rules.mismatch import sampled_ahead, sampler_mismatch
+from cavesson.doctor.rules.mismatch import mismatch_tail, sampled_ahead, sampler_mismatch
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.sampling import filtered_sampling
+from cavesson.doctor.rules.system import rollouts_fail
 from cavesson.doctor.rules.update import advantage_scale, advantage_sign
 from cavesson.doctor.rules.value import value_not_fitting, value_start
 from cavesson.doctor.rules.verifier import verifier_dead
@@ -166,3 +168,38 @@ def test_a_sampler_that_is_renewed_every_second_step_and_says_so(told, tmp_path)
     version = np.arange(24) - (np.arange(24) % 2 if told else 0)
     made.rows["policy_version"] = np.repeat(version[:, None], 32, 1)
     assert sampled_ahead(made.data(tmp_path)) == told
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_largest_of_differences_of_all_sizes_are_no_tail(apart, tmp_path):
+    """|δ| is 0.03·e^(1.6·z): above 1 nat for z > 2.19, 1.4 % of the tokens, and above 0.25 for z > 1.33, 9.3 %."""
+    made, chance = healthy(), np.random.default_rng(0)
+    size = 0.03 * np.exp(1.6 * chance.normal(size=made.mask.shape))
+    if apart:
+        size = np.where(size > 1, size, 0.0)
+    made.tokens["sampler_logprob"] = made.tokens["logprob"] - np.where(made.mask, size, 0.0)
+    found = reading(mismatch_tail, made, tmp_path)
+    assert found.unhealthy == apart and 0.01 < found.seen < 0.02
+
+
+@pytest.mark.parametrize("others", ["as before", "worse"])
+def test_empty_responses_of_a_policy_that_fails_are_no_failed_requests(others, tmp_path):
+    made = healthy()
+    for name in ("finish_reason", "length"):
+        made.rows.pop(name, None)
+    for name in ("logprob", "ref_logprob", "sampler_logprob", "entropy"):
+        made.tokens.pop(name, None)
+    made.rows["response"] = made.rows["response"].copy()
+    made.rows["response"][12:, ::5] = ""
+    if others == "worse":
+        made.rows["reward"] = made.rows["reward"].copy()
+        made.rows["reward"][12:] -= 5 * made.rows["reward"].std()
+    assert reading(rollouts_fail, made, tmp_path).unhealthy == (others == "as before")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_verifier_that_has_never_passed_anything_may_be_right(dies, tmp_path):
+    made = healthy()
+    made.rows["reward"] = np.where((np.arange(24) < 12)[:, None] & dies, np.arange(32) % 2, 0.0)
+    found = diagnose(made.data(tmp_path), [verifier_dead]).findings[0]
+    assert found.severity == ("error" if dies else "warning")

@@ -51,8 +51,8 @@ class Detection:
 
     @property
     def severity(self) -> Severity:
-        """That of the rule."""
-        return self.rule.severity
+        """That of the reading, or else that of the rule."""
+        return self.reading.severity or self.rule.severity
 
 
 @dataclass(frozen=True)

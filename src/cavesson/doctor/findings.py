@@ -18,7 +18,7 @@ def _finding_in(one: Detection, titles: Mapping[str, str], language: Language) -
     texts = language.texts(rule, reading, one.names, one.sizes)
     return Finding(
         rule.name,
-        rule.severity,
+        one.severity,
         texts.title,
         texts.cause,
         texts.fix,

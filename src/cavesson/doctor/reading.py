@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cavesson.doctor.series import Series
-from cavesson.findings.finding import Evidence
+from cavesson.findings.finding import Evidence, Severity
 from cavesson.findings.words import Phrase
 
 Words = Mapping[str, str | float]
@@ -47,6 +47,8 @@ class Reading:
     """What the rule itself gives as ``since``, before it is estimated: the step from which a limit is exceeded, say."""
     window: tuple[int, int] | None = None
     """The first and the last step that were judged; None: the whole run."""
+    severity: Severity | None = None
+    """How grave the problem is; None: as the rule says."""
     undecided: Phrase | None = None
     """Why a problem that was not found may be there all the same, and what would show it."""
 

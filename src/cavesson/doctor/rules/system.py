@@ -7,7 +7,10 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import groups, repeated, solved
 from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.readings import noise_of
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
 from cavesson.findings.words import Phrase, Share
 
@@ -16,6 +19,8 @@ EMPTY = re.compile(r"\s*(\[assistant\]\s*)?")
 ENDED = frozenset(["eos", "stop"])
 RARE = float(np.log(0.01))
 """Log-probability of a response below which a policy that samples it often does not sample it."""
+CLEAR = 4.0
+"""Standard errors by which a mean reward falls clearly."""
 ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelled"])
 
 
@@ -25,35 +30,48 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
     title="Rollouts fail or are empty",
     cause="{seen} of the rollouts are empty or were aborted: the environment or the sampler drops them, and the "
     "remaining ones have a different distribution.",
-    healthy="share of empty or aborted rollouts over several steps: below {limit}",
+    healthy="share of empty or aborted rollouts over several steps: below {limit}, or the rewards of the others fall "
+    "as these begin, so that the policy is what fails",
     fix="check the logs of the sampler and the environment at these steps; retry instead of recording empty responses",
     source="prime-rl; miles",
-    explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient", "sampler-mismatch",
-              "unknown-estimate", "negative-kl", "stops-generating", "template-collapse"],
+    explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient", "unknown-estimate",
+              "negative-kl", "stops-generating", "template-collapse", *MISMATCH],
 )  # fmt: skip
 def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
     empty = np.array([EMPTY.fullmatch(text or "") is not None for text in rows.texts("response")])
+    aborted = np.zeros(len(rows), bool)
     if rows.has("finish_reason"):
         reasons = [(reason or "").lower() for reason in rows.texts("finish_reason")]
         empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1) & _probable(data))
-        empty |= np.isin(reasons, list(ABORTED))
-    points = rows.by_step(empty.astype(float))
+        aborted = np.isin(reasons, list(ABORTED))
+    points = rows.by_step((empty | aborted).astype(float))
     first = since(points, smoothed(points).value > limit, min(5, len(points)))
     seen = Share(points.after(first).value.mean())
-    evidence = rows.evidence(np.flatnonzero(empty))
-    return Reading(seen, first is not None, first, evidence, curve=Curve(points, high=limit))
+    evidence = rows.evidence(np.flatnonzero(empty | aborted))
+    sick = first is not None and (bool(aborted.any()) or not _others_fall(rows, empty, first))
+    return Reading(seen, sick, first, evidence, curve=Curve(points, high=limit))
+
+
+def _others_fall(rows: Rows, empty: Array, first: int) -> bool:
+    """Return whether the rewards of other responses fall as empty ones begin: a failing request spoils no other one."""
+    points = rows.by_step(np.where(empty, np.nan, rows["reward"]))
+    before, after = points.value[points.step < first], points.value[points.step >= first]
+    if not len(before) or not len(after):
+        return False
+    error = noise_of(points) * np.sqrt(1 / len(before) + 1 / len(after))
+    return bool(before.mean() - after.mean() > CLEAR * error)
 
 
 def _probable(data: RunData) -> Array:
     """Return [n] whether a response is one that the policy samples now and then, such as its end token alone.
 
-    True where probabilities are not recorded.
+    True where probabilities are not recorded. An engine can report those of a response that it then drops.
     """
     sample = data.sample
     if not data.has("tokens.logprob"):
         return np.ones(len(sample.rows), bool)
-    return np.asarray(sample.total(sample.drawn) > RARE)
+    return np.asarray(sample.total(np.fmin(sample["logprob"], sample.drawn)) > RARE)
 
 
 @rule(

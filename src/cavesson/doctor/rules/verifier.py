@@ -11,6 +11,7 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, mean_by_step
+from cavesson.findings.finding import Severity
 from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import contains
 
@@ -43,14 +44,26 @@ class Scores(NamedTuple):
 
 def lacks_answers(data: RunData) -> bool:
     """Return whether hardly any response with the lowest reward contains the right answer, so that it deserves it."""
+    contain = _answers(data)
+    return contain is not None and bool(np.mean(contain) < 1 - ALIVE)
+
+
+def has_answers(data: RunData) -> bool:
+    """Return whether many responses with the lowest reward contain the right answer, so that they deserve more."""
+    contain = _answers(data)
+    return contain is not None and bool(np.mean(contain) >= 1 - ALIVE)
+
+
+def _answers(data: RunData) -> list[bool] | None:
+    """Return which responses with the lowest reward contain the right answer; None if that is not recorded."""
     rows = data.sample.rows
     if not data.has("rows.ground_truth") or not data.has("rows.response"):
-        return False
+        return None
     reward, texts = rows["reward"], rows.texts("response")
     truths = [(truth or "").strip() for truth in rows.texts("ground_truth")]
     known = [i for i in np.flatnonzero(reward == np.nanmin(reward)) if truths[i]]
     contain = [contains(texts[i] or "", truths[i]) for i in known]
-    return len(known) >= MIN_RESPONSES and bool(np.mean(contain) < 1 - ALIVE)
+    return contain if len(known) >= MIN_RESPONSES else None
 
 
 @rule(
@@ -122,7 +135,9 @@ def _dead(
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
-    return Reading(share, sick, first, data.step_evidence([first]), words, curve)
+    # From the start, it may be that no response has deserved more, unless the right answer is among them.
+    severity: Severity | None = None if len(earlier) or has_answers(data) else "warning"
+    return Reading(share, sick, first, data.step_evidence([first]), words, curve, severity=severity)
 
 
 def _dwindles(alive: Series, few: float) -> bool:
