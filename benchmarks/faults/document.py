@@ -96,12 +96,19 @@ def misses(results: Sequence[Result]) -> str:
     return table(["run", "named"], rows) if rows else "None."
 
 
+CASES = """# How often the doctor is right, case by case
+
+For readers who want to know which faults the doctor misses or names wrongly: every planted cause, every run that was
+judged wrongly, and runs of small trainers. [How often the doctor is right](doctor-benchmark.md) says how it was
+measured."""
+
+
 def setting(results: list[Result], all_runs: int) -> str:
     """Return what was done."""
     return f"""# How often the doctor is right
 
 For readers who ask how far they can trust the doctor: how often it names a planted fault, how often it is wrong, and
-what it misses.
+what it misses. [Case by case](doctor-benchmark-cases.md) lists the causes and the runs.
 
 Written by `python -m benchmarks.faults.evaluate FOLDER` from {len(results)} of the {all_runs} runs that
 `python -m benchmarks.faults.generate FOLDER` trains.
@@ -217,7 +224,6 @@ def document(found: Figures, all_runs: int) -> str:
         if name != "calibration"
     }
     both, two = scores.both_named(found.results)
-    missed = [f"## Wrong or missed, {name}\n\n{misses(parts[name])}" for name in parts if name != "calibration"]
     blocks = [
         setting(found.results, all_runs),
         overview(parts | blind),
@@ -227,10 +233,19 @@ def document(found: Figures, all_runs: int) -> str:
         "![Which cause was named first for which planted one](images/doctor/confusion.png)",
         f"## Imported runs\n\n{imports(found)}",
         EPISODES.read_text(encoding="utf-8").strip(),
-        SMALL.read_text(encoding="utf-8").strip(),
         f"## Other tools\n\n{others(found)}",
-        f"## By cause, held out\n\n{causes(found.part('held out'))}",
-        *missed,
         REMARKS.read_text(encoding="utf-8"),
+    ]
+    return "\n\n".join(blocks)
+
+
+def case_by_case(found: Figures) -> str:
+    """Return the second page: every cause, every case that is wrong or missed, and the small trainers."""
+    parts = {name: found.part(name) for name in PARTS[1:-1] if found.part(name)}
+    blocks = [
+        CASES,
+        f"## By cause, held out\n\n{causes(found.part('held out'))}",
+        *(f"## Wrong or missed, {name}\n\n{misses(results)}" for name, results in parts.items()),
+        SMALL.read_text(encoding="utf-8"),
     ]
     return "\n\n".join(blocks)

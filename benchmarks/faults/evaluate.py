@@ -1,7 +1,8 @@
 """Says how often the doctor names the planted fault: python -m benchmarks.faults.evaluate FOLDER.
 
-It writes docs/doctor-benchmark.md and its picture from the runs that `generate` has left in FOLDER. To ask rldoctor and
-rlprobe as well, name the Python of an environment that has them: --peers-python ENVIRONMENT/bin/python.
+It writes docs/doctor-benchmark.md, docs/doctor-benchmark-cases.md and a picture from the runs that `generate` has left
+in FOLDER. To ask rldoctor and rlprobe as well, name the Python of an environment that has them:
+--peers-python ENVIRONMENT/bin/python.
 """
 
 import argparse
@@ -11,12 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.faults import peers, pictures, scores
-from benchmarks.faults.document import Figures, document
+from benchmarks.faults.document import Figures, case_by_case, document
 from benchmarks.faults.generate import cases
 from benchmarks.faults.imported import chosen, imported
 from benchmarks.faults.results import Result, case_of, result_of
 
 DOCUMENT = Path("doctor-benchmark.md")
+CASES = Path("doctor-benchmark-cases.md")
 PICTURE = Path("images/doctor/confusion.png")
 
 
@@ -67,6 +69,7 @@ def main() -> None:
     picture = given.docs / PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
     (given.docs / DOCUMENT).write_text(document(found, len(list(cases(given.seeds)))), encoding="utf-8")
+    (given.docs / CASES).write_text(case_by_case(found), encoding="utf-8")
     pictures.draw_confusion(scores.confusion(found.part("held out")), picture)
 
 

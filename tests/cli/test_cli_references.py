@@ -37,7 +37,7 @@ def read(path: Path) -> str:
 def code_references(page: Path) -> Iterator[tuple[Path, str]]:
     """The names after every *Code:*, each with the file named before it; at first the page's own algorithm."""
     for found in re.finditer(r"\*Code:\*(.*?)(?=\*\w[^*\n]*:\*|\n\n|\n\d+\. |\Z)", read(page), re.DOTALL):
-        file = SOURCE / "algorithms" / f"{page.stem.replace('-', '_')}.py"
+        file = SOURCE / "algorithms" / f"{page.stem.removesuffix('-details').replace('-', '_')}.py"
         for word in re.findall(r"`([^`]+)`", found[1]):
             if FILE.fullmatch(word):
                 file = SOURCE / word

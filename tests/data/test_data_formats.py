@@ -403,7 +403,7 @@ def test_tools_are_read_in_every_format(name, row):
     assert one(Demonstration, row | {"tools": [TOOL]}, name, chat=True).tools == (TOOL,)
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "data-formats.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"\n((?:[^\n]+\n)+)\n```json\n(.*?)```", DOCS, re.DOTALL)
 
 

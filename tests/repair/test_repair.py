@@ -381,8 +381,8 @@ def test_the_example_fixes_a_run_that_was_started_from_python(
         }
     )
     package.Training(settings, prompts=PROMPTS, rewards=uneven).run(lambda step, metrics: None)
-    section = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text().split("\n## Try a repair\n")[1]
-    (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    page = (Path(__file__).parents[2] / "docs" / "doctor-repair.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {"prompts": PROMPTS, "reward": uneven})
     assert capsys.readouterr().out.splitlines()[-1] in ("recovered", "cannot tell")
     outcome = verify(Path("runs/mine"), train=lambda folder: pytest.fail("both forks are done"))

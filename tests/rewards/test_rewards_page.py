@@ -1,4 +1,4 @@
-"""Every example of docs/rewards.md works as it stands there."""
+"""Every example of docs/rewards.md and docs/rewards-http.md works as it stands there."""
 
 import json
 import re
@@ -17,7 +17,8 @@ from cavesson.rollout.rewards.http import HttpSettings
 from cavesson.rollout.rewards.settings import RewardSettings
 from cavesson.rollout.rewards.table import build_rewards, rehearse, score
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text() for name in ("rewards.md", "rewards-http.md"))
 CPU = torch.device("cpu")
 
 
@@ -89,7 +90,7 @@ def test_the_tests_of_the_code_reward():
 
 @pytest.mark.parametrize(("title", "options"), [("Rewards over HTTP", HttpSettings), ("Code with tests", CodeSettings)])
 def test_every_option_is_on_the_page(title, options):
-    section = re.split(r"^## ", PAGE.partition(f"## {title}")[2], flags=re.MULTILINE)[0]
+    section = re.split(r"^## ", PAGE.partition(f"# {title}\n")[2], flags=re.MULTILINE)[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S*?)\s*\|", section, re.MULTILINE))
     assert list(rows) == list(options.model_fields)
     for name, default in rows.items():
