@@ -13,7 +13,18 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 Row = dict[str, str]
 Pair = dict[str, Any]
@@ -22,7 +33,7 @@ Tokens = Sequence[Sequence[int]]
 
 def sft(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt` and `completion`, in their order."""
-    config = SFTConfig(**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more)
+    config = SFTConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
     return _losses(
         SFTTrainer(_causal(folder), config, train_dataset=_dataset(rows), processing_class=_tokenizer(folder))
     )
@@ -33,14 +44,14 @@ def reward(folder: str, rows: Sequence[Pair], batch_size: int, learning_rate: fl
 
     As texts they would get an end token each.
     """
-    config = RewardConfig(**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more)
+    config = RewardConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     return _losses(RewardTrainer(model, args=config, train_dataset=_dataset(rows), processing_class=_tokenizer(folder)))
 
 
 def dpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt`, `chosen` and `rejected`, in their order."""
-    config = DPOConfig(**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more)
+    config = DPOConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
     return _losses(
         DPOTrainer(
             _causal(folder),
@@ -99,6 +110,33 @@ def grpo(
             rollout_func=rollout,
         )
     )
+
+
+def rloo(
+    folder: str,
+    prompts: Sequence[str],
+    responses: Sequence[Tokens],
+    rewards: Sequence[Sequence[float]],
+    learning_rate: float,
+    **more: Any,
+) -> list[float]:
+    """Given responses, as for `grpo`."""
+    given = iter(zip(responses, rewards, strict=True))
+    seen: list[Sequence[float]] = []
+
+    class Trainer(RLOOTrainer):  # type: ignore[misc]
+        def _generate_single_turn(self, *_: Any) -> list[list[int]]:
+            ids, earned = next(given)
+            seen.append(earned)
+            return [list(row) for row in ids]
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return list(seen[-1])
+
+    steps = len(responses) * int(more.get("num_iterations", 1))
+    config = RLOOConfig(**_common(folder, steps, len(responses[0]), learning_rate), shuffle_dataset=False, **more)
+    dataset = Dataset.from_dict({"prompt": list(prompts)})
+    return _losses(Trainer(_causal(folder), reward, config, train_dataset=dataset, processing_class=_tokenizer(folder)))
 
 
 def _common(folder: str, steps: int, batch_size: int, learning_rate: float) -> dict[str, Any]:

@@ -16,14 +16,17 @@ trainer = SomeTrainer(reward_funcs=callback.rewards([right, short]), callbacks=[
 ```
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from cavesson.errors import UserError
 from cavesson.integrations import trl_grouped, trl_ppo
 from cavesson.integrations.trl_callback import RecorderCallback
+from cavesson.integrations.trl_recipe.given import TRAINERS, Given
+from cavesson.integrations.trl_recipe.recipe import recipe as trl_recipe
 
-__all__ = ["RecorderCallback", "record"]
+__all__ = ["RecorderCallback", "recipe", "record"]
 
 
 def record(trainer: Any, folder: Path | str) -> RecorderCallback:
@@ -50,3 +53,33 @@ def record(trainer: Any, folder: Path | str) -> RecorderCallback:
     watch(trainer, callback)
     trainer.add_callback(callback)
     return callback
+
+
+def recipe(trainer: Any) -> str:
+    """Return a recipe of Cavesson, as TOML, that trains as a trainer of TRL does; see ``cavesson from-trl``.
+
+    Args:
+        trainer: TRL's ``SFTTrainer``, ``RewardTrainer``, ``DPOTrainer``, ``GRPOTrainer`` or ``RLOOTrainer``.
+
+    Raises:
+        UserError: The trainer is of another type.
+    """
+    names = {f"{begin}Trainer": command for command, begin in TRAINERS.items()}
+    command = next((names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names), None)
+    if command is None:
+        raise UserError(f"{type(trainer).__name__} is not a trainer of TRL with a counterpart: {', '.join(names)}")
+    defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
+    values = {name: getattr(value, "value", value) for name, value in vars(trainer.args).items() if name in defaults}
+    given = Given(command, {name: value for name, value in values.items() if value != defaults[name]})
+    adapters = getattr(trainer.model, "peft_config", {})
+    config = next(iter(adapters.values()), None)
+    if config is not None:
+        given.values["lora"] = {
+            "r": config.r, "alpha": config.lora_alpha, "target_modules": config.target_modules,
+            "use_dora": config.use_dora,
+        }  # fmt: skip
+    given.values["model"] = trainer.model.config.name_or_path
+    for function in getattr(trainer, "reward_funcs", []):
+        path = getattr(getattr(function, "config", None), "name_or_path", None)
+        given.rewards.append(path or f"FILE.py:{getattr(function, '__name__', type(function).__name__)}")
+    return trl_recipe(given, trainer.args.world_size)
