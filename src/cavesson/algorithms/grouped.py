@@ -23,8 +23,7 @@ class GroupAlgorithm(ImportanceAlgorithm):
     clip_high: float = Field(0.2, gt=0)
     """ε above 1 of the clipped loss; DAPO's clip-higher is 0.28"""
     dual_clip: float | None = Field(None, gt=1)
-    """largest ratio that a negative advantage is multiplied by (dual clip, arXiv:1912.09729); TRL's `delta`; none = no
-    limit"""
+    """largest ratio that a negative advantage is multiplied by (arXiv:1912.09729); none = no limit"""
     entropy_coef: float = Field(0.0, ge=0)
     """weight of the entropy bonus, averaged as the policy loss is; 0 = off"""
     off_policy_kl: float | None = Field(None, gt=0)

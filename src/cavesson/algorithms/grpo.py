@@ -48,8 +48,7 @@ class GRPO(GroupAlgorithm):
     """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; none = k3 in the loss and k1 in the reward, where only
     k1 has the gradient of the KL. In the loss, k1 has no gradient on average"""
     kl_unbiased: bool = False
-    """multiply the KL of a token in the loss by its π/π_old, as tokens are sampled by π_old (arXiv:2512.02556); TRL's
-    `use_bias_correction_kl`"""
+    """multiply the KL of a token in the loss by its π/π_old, as π_old sampled the token (arXiv:2512.02556)"""
 
     @property
     def estimator(self) -> Literal["k1", "k2", "k3"]:
@@ -160,7 +159,7 @@ class GRPORun(GroupRun):
     penalty_settings: ClassVar[tuple[str, ...]] = ("grpo.kl_in", "grpo.kl_estimator")
 
     samples_per_prompt: int = Field(8, ge=1)
-    """responses per prompt and step: the group size"""
+    """responses per prompt: the group size"""
     grpo: GRPO = GRPO()
     """the algorithm"""
     kl: PenaltySettings = PenaltySettings()

@@ -70,7 +70,7 @@ class RLOORun(GroupRun):
     penalty_settings: ClassVar[tuple[str, ...]] = ("rloo.kl_estimator",)
 
     samples_per_prompt: int = Field(4, ge=1)
-    """responses per prompt and step: the group size"""
+    """responses per prompt: the group size"""
     rloo: RLOO = RLOO()
     """the algorithm"""
 

@@ -1,0 +1,153 @@
+"""Recipes from configurations of TRL: what is read from files, and what every setting becomes."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.integrations.trl_recipe.given import Given, read
+from cavesson.integrations.trl_recipe.mapping import DEFAULTS, RULES
+from cavesson.integrations.trl_recipe.recipe import recipe
+from cavesson.registry import ALGORITHMS
+
+SCRIPT = """
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+raise SystemExit("it must not be run")
+
+def accuracy(completions, **_):
+    return [1.0] * len(completions)
+
+args = GRPOConfig(
+    output_dir="out", num_generations=4, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+    steps_per_generation=4, max_steps=100, learning_rate=rate, beta=0.04, min_p=0.1,
+)
+trainer = GRPOTrainer(
+    "some/model", args=args, reward_funcs=[accuracy, "some/classifier"],
+    train_dataset=load_dataset("some/prompts", split="train[:5%]"),
+    peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]),
+)
+"""
+
+
+def settings(command: str, text: str, folder: Path) -> dict[str, Any]:
+    """The table of a recipe, which must be valid."""
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    load(ALGORITHMS[command].settings, path, [])
+    return tomllib.loads(text)
+
+
+def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    text = recipe(read(tmp_path / "train.py", None), processes=3)
+    found = settings("grpo", text, tmp_path)
+    assert found["batch_size"] == 4 * 4 * 3  # the responses that are generated together
+    assert found["update"] == {"mini_batches": 2, "micro_batch_size": 4}
+    assert found["steps"] == 50  # two optimiser steps each
+    assert found["model"] == {"path": "some/model", "lora": {"rank": 4, "alpha": 8, "targets": ["q_proj"]}}
+    assert found["data"] == {"path": "some/prompts", "split": "train[:5%]"}
+    assert [one["use"] for one in found["rewards"]] == ["train.py:accuracy", "classifier"]
+    assert found["rewards"][1]["options"] == {"path": "some/classifier"}
+    assert "# learning_rate = rate: it is not a constant" in text
+    assert "# min_p = 0.1: filters are top_k and top_p" in text
+
+
+def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
+    found = settings("sft", recipe(Given("sft", {})), tmp_path)
+    assert (found["batch_size"], found["epochs"]) == (8, 3.0)
+    assert found["optimizer"] == {"learning_rate": 2e-5, "schedule": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "expected"),
+    [
+        ("grpo", {"loss_type": "cispo", "epsilon_high": 5.0}, {"grpo": {"loss_type": "cispo", "clip_high": 4.0}}),
+        ("grpo", {"scale_rewards": False}, {"grpo": {"scale": "none"}}),
+        ("grpo", {"beta": 0.1}, {"grpo": {"kl_unbiased": True}, "kl": {"coef": 0.1}}),
+        ("grpo", {"delta": 2.0}, {"grpo": {"dual_clip": 2.0}}),
+        (
+            "grpo",
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            {"grpo": {"baseline": "batch", "scale": "batch"}, "shaping": {"parts": "normalised"}},
+        ),
+        ("rloo", {"reward_clip_range": (-2.0, 2.0)}, {"shaping": {"clip": 2.0}}),
+        ("dpo", {"loss_type": "ipo"}, {"dpo": {"loss_type": "ipo", "length_normalised": True}}),
+        ("reward-model", {"max_length": 512}, {"data": {"path": "x", "max_length": 512, "overlong": "drop"}}),
+        ("sft", {"neftune_noise_alpha": 5}, {"sft": {"neftune_alpha": 5.0}}),
+    ],
+)
+def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = settings(command, recipe(Given(command, {"dataset": "x", **values})), tmp_path)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "reason"),
+    [
+        ("grpo", {"loss_type": "sapo"}, "losses are dapo, bnpo"),
+        ("grpo", {"use_vllm": True, "vllm_mode": "server"}, "sampling.servers"),
+        ("dpo", {"loss_type": ["sigmoid", "bco_pair"]}, "losses are sigmoid, hinge"),
+        ("sft", {"warmup_ratio": 0.1}, "set optimizer.warmup_steps to 0.1 · the number of steps"),
+        ("sft", {"optim": "adafactor"}, "the optimiser is AdamW"),
+        ("sft", {"learing_rate": 1.0}, "no setting of Cavesson does this"),
+        ("rloo", {"reward_clip_range": (0.0, 2.0)}, "shaping.clip is symmetric"),
+    ],
+)
+def test_what_has_no_counterpart_is_listed_with_the_reason(
+    tmp_path: Path, command: str, values: dict[str, Any], reason: str
+) -> None:
+    text = recipe(Given(command, {"dataset": "x", **values}))
+    settings(command, text, tmp_path)
+    (line,) = [line for line in text.splitlines() if reason in line]
+    assert line.startswith(f"# {list(values)[-1]} = ") or "vllm" in line
+
+
+def test_files_of_the_command_line_are_read(tmp_path: Path) -> None:
+    values = {"model_name_or_path": "m", "dataset_name": "d", "use_peft": True, "lora_r": 3, "scale_rewards": "none"}
+    (tmp_path / "a.json").write_text(json.dumps(values))
+    (tmp_path / "a.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()))
+    for name in ("a.json", "a.yaml"):
+        given = read(tmp_path / name, None)
+        assert given.command == "grpo"
+        assert given.values == {"model": "m", "dataset": "d", "lora": {"r": 3}, "scale_rewards": "none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "learning_rate: 1", "does not say which trainer it is for: add --trainer"),
+        ("a.yaml", "[", "cannot be read"),
+        ("a.json", "[1]", "holds no table of settings"),
+        ("a.py", "x = (", "line 1"),
+        ("a.py", "print(1)", "has no call of SFTConfig"),
+        ("a.py", "SFTConfig(); DPOConfig()", "has 2 calls"),
+        ("a.toml", "", "give a .yaml, .json or .py file"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / name, None)
+
+
+@pytest.mark.parametrize("command", RULES)
+def test_every_field_and_default_is_that_of_trl(command: str) -> None:
+    trl = pytest.importorskip("trl")
+    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[command]
+    fields = getattr(trl, f"{begin}Config").__dataclass_fields__
+    ours = {"model", "dataset", "lora", "load_in_4bit", "load_in_8bit", "dataset_config", "dataset_train_split"}
+    former = {"warmup_ratio"}
+    assert set(RULES[command]) - ours - former <= set(fields) | set(trl.GRPOConfig.__dataclass_fields__) | set(
+        trl.SFTConfig.__dataclass_fields__
+    )
+    for name, default in DEFAULTS[command].items():
+        theirs = fields[name].default
+        theirs = getattr(theirs, "value", theirs)
+        assert theirs == default or fields[name].default_factory() == [default], name
