@@ -23,7 +23,7 @@ class ImportanceAlgorithm(RolloutAlgorithm):
     importance_level: Literal["token", "sequence"] = "token"
     """what has a weight: a token, or a whole response, whose tokens all get the product of their weights"""
     importance_mode: Literal["truncate", "mask"] = "truncate"
-    """what becomes of a weight above the cap: "truncate" = the cap; "mask" = 0, which leaves the token or response out"""
+    """what becomes of a weight above the cap: "truncate" = the cap; "mask" = 0, which leaves token or response out"""
 
     def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
         """Return the mean of the weights of the step, and the share that is capped."""
