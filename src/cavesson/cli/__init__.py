@@ -53,7 +53,7 @@ app = typer.Typer(
 NEEDS_TRAIN = {
     "accelerate", "anyio", "datasets", "gguf", "httpx", "huggingface_hub", "jaxtyping", "jinja2", "jsonschema",
     "markupsafe", "matplotlib", "peft", "psutil", "sacrebleu", "safetensors", "tenacity", "tokenizers", "torch",
-    "transformers", "vaderSentiment", "xxhash",
+    "transformers", "vaderSentiment", "xxhash", "yaml",
 }  # fmt: skip
 """Modules that the extra `train` installs."""
 

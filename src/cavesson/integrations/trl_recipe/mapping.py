@@ -222,7 +222,7 @@ REWARD_MODEL: dict[str, Rule] = {
 
 def _dpo_loss(names: Any, values: Values) -> dict[str, Any]:
     names = [names] if isinstance(names, str) else list(names)
-    losses = {
+    losses: dict[str, dict[str, Any]] = {
         "sigmoid": {},
         "hinge": {"dpo.loss_type": "hinge"},
         "ipo": {"dpo.loss_type": "ipo", "dpo.length_normalised": True},  # TRL's log-ratios are per token
