@@ -124,6 +124,22 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     assert open_run(here / "run").steps().num_rows >= 2
 
 
+TUTORIALS = sorted(page for page in (DOCS / "tutorials").glob("*.md") if "." not in page.stem)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("language", ["zh", "vi"])
+def test_a_tutorial_shows_the_same_code_in_every_language(page: Path, language: str) -> None:
+    there = page.with_suffix(f".{language}.md").read_text(encoding="utf-8")
+    assert _code(there.replace(f" --language {language}", "")) == _code(page.read_text(encoding="utf-8")) != []
+    assert there.count("\n## ") == page.read_text(encoding="utf-8").count("\n## ")
+
+
+def _code(page: str) -> list[str]:
+    """The blocks of code, without comments."""
+    return [re.sub(r" *#.*", "", block) for block in re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)]
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = "\n".join([*re.findall(r"```sh\n(.*?)```", README, re.DOTALL), *re.findall(r"`(cavesson [^`]+)`", README)])
 COMMANDS = [shlex.split(line, comments=True)[1:] for line in re.findall(r"^cavesson .*", SHELL, re.MULTILINE)]
