@@ -16,6 +16,7 @@ from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.environment import prepare
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
+from cavesson.cli.init import init_app
 from cavesson.cli.launch import LAUNCHER, is_launcher, is_ray_launcher, launch, train_on_ray
 from cavesson.cli.migration import migration_app
 from cavesson.cli.plan import plan_app
@@ -63,6 +64,7 @@ app.add_typer(board_app)
 app.add_typer(doctor_app)
 app.add_typer(check_app)
 app.add_typer(plan_app)
+app.add_typer(init_app)
 app.add_typer(migration_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."

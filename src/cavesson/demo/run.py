@@ -142,7 +142,8 @@ def _print(console: Console, summary: dict[str, Any], folder: Path) -> None:
         f"  every token in the browser  {command_line('board', folder)}\n"
         f"  what is wrong, and why      {command_line('doctor', folder)}\n"
         f"  one response, in numbers    {command_line('show', folder, '--step', str(last), '--sample', '0')}\n"
-        f"  the trained model           {command_line('generate', folder, '--prompt', 'The hotel room')}",
+        f"  the trained model           {command_line('generate', folder, '--prompt', 'The hotel room')}\n"
+        f"  a recipe of your own        {command_line('init', 'grpo', 'mine')}",
         highlight=False,
         soft_wrap=True,
     )
