@@ -1,7 +1,7 @@
 """The reward of recipe.toml."""
 
 
-def reward(prompts, responses, topic, **columns):
+def reward(prompts: list[str], responses: list[str], topic: list[str], **columns: list[object]) -> list[float]:
     """Return a number for every response: here, lower-case letters are polite.
 
     Args:
