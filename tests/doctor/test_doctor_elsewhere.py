@@ -23,6 +23,7 @@ from cavesson.doctor.rules.update import advantage_sign, update_kl_large
 from cavesson.doctor.rules.value import value_not_fitting
 from cavesson.doctor.rules.verifier import verifier_dead
 from cavesson.importers import import_run
+from cavesson.record import write_vocabulary
 
 HALF = 12
 """The step at which something begins, in the middle of the run."""
@@ -337,7 +338,9 @@ def test_a_last_word_that_most_responses_share_is_no_end_token_to_train_behind(t
 def test_what_a_loss_of_another_trainer_counts_is_not_excluded(own: bool, tmp_path: Path) -> None:
     made = healthy()
     made.info |= {"cavesson": "1.0"} if own else {"trainer": "trl 1.10.0"}
-    found = diagnose(made.data(tmp_path), RULES)
+    data = made.data(tmp_path)
+    write_vocabulary(tmp_path, [word or "<end>" for word in WORDS], [f" {word}" if word else "<end>" for word in WORDS])
+    found = diagnose(data, RULES)
     said = [one for one in not_excluded(found) if "trained-behind-end" in one.failure.rules]
     reasons = [reason.reason for one in said for reason in one.reasons]
     assert any("whether its loss keeps to them" in reason for reason in reasons) != own

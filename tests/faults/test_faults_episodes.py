@@ -84,7 +84,8 @@ def test_advice_names_settings_of_ours_only_in_our_runs(own: bool, tmp_path: Pat
     (one,) = [one for one in found.findings if one.rule.name == "turn-limit"]
     fix = language("en").texts(one.rule, one.reading, one.names).fix
     assert ("environment.max_turns" in fix) == own
-    assert one.settings == ({"environment.max_turns": 8} if own else {})
+    # 97 % of the episodes reach the limit of 4 turns, 50 % are allowed: ln 0.5 / ln 0.97 = 23 times, and at most 8.
+    assert one.settings == ({"environment.max_turns": 4 * 8} if own else {})
 
 
 def test_a_run_without_episodes_lacks_nothing_that_rules_of_episodes_need(tmp_path: Path) -> None:
