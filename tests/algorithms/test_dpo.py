@@ -54,6 +54,15 @@ def softplus(x: float) -> float:
         ({"loss_type": "ipo", "length_normalised": True}, ((1 - 5) ** 2 + (-1.5 - 5) ** 2) / 2),
         ({"reference_free": True}, (softplus(-0.3) + softplus(-0.1)) / 2),
         ({"reference_free": True, "length_normalised": True}, (softplus(-0.15) + softplus(-0.05)) / 2),
+        # SimPO: β·Δ = 2 · (−1.5 + 3) = 3 and 2 · (−0.5 + 1) = 1, each less γ
+        (
+            {"reference_free": True, "length_normalised": True, "beta": 2.0, "margin": 1.5},
+            (softplus(-1.5) + softplus(0.5)) / 2,
+        ),
+        (
+            {"beta": 0.5, "margin": 1.0, "label_smoothing": 0.1},  # β·Δ − γ = 0 and −2.5
+            0.45 * (softplus(0) + softplus(2.5)) + 0.05 * (softplus(0) + softplus(-2.5)),
+        ),
     ],
 )
 def test_losses_by_hand(settings: dict[str, Any], expected: float):
@@ -225,6 +234,8 @@ def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):
     [
         {"dpo__label_smoothing": 0.1, "dpo__loss_type": "ipo"},
         {"dpo__label_smoothing": 0.1, "dpo__loss_type": "hinge"},
+        {"dpo__margin": 0.5, "dpo__loss_type": "ipo"},
+        {"dpo__margin": 0.5, "dpo__loss_type": "hinge"},
         {"dpo__reference_free": True, "reference__path": "tiny"},
         {"data__stream": True},
         {"dpo__beta": 0},

@@ -32,3 +32,12 @@ def test_losses_are_those_of_trl(tmp_path: Path, theirs: dict[str, Any], ours: d
     assert seen == pytest.approx(expected, abs=TOLERANCE)
     if not theirs:
         assert expected[0] == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_simpo_is_that_of_trl(tmp_path: Path) -> None:
+    rows, model = pairs(), save_model(tmp_path / "model")
+    given = {"beta": 2.0, "simpo_gamma": 1.3, "cpo_alpha": 0.0}
+    expected = trl_runs.simpo(str(model), rows, BATCH_SIZE, LEARNING_RATE, **given)
+    ours = {"reference_free": True, "length_normalised": True, "beta": 2.0, "margin": 1.3}
+    training = build("dpo", tmp_path / "run", model, write_rows(tmp_path / "rows.jsonl", rows), dpo=ours)
+    assert losses(training, "loss/total") == pytest.approx(expected, abs=TOLERANCE)

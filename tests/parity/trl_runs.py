@@ -25,6 +25,7 @@ from trl import (
     SFTConfig,
     SFTTrainer,
 )
+from trl.experimental.cpo import CPOConfig, CPOTrainer
 
 Row = dict[str, str]
 Pair = dict[str, Any]
@@ -60,6 +61,20 @@ def dpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float,
             train_dataset=_dataset(rows),
             processing_class=_tokenizer(folder),
         )
+    )
+
+
+def simpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
+    """Rows of `prompt`, `chosen` and `rejected`, in their order."""
+    return _without_reference(CPOTrainer, CPOConfig, folder, rows, batch_size, learning_rate, loss_type="simpo", **more)
+
+
+def _without_reference(
+    trainer: Any, config: Any, folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any
+) -> list[float]:
+    args = config(**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more)
+    return _losses(
+        trainer(_causal(folder), args=args, train_dataset=_dataset(rows), processing_class=_tokenizer(folder))
     )
 
 

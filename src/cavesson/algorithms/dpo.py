@@ -30,6 +30,8 @@ class DPO(Algorithm):
     """β: a larger value keeps the policy closer to the reference"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """share of pairs assumed to have the wrong label (conservative DPO); sigmoid only"""
+    margin: float = Field(0.0, ge=0)
+    """γ: by how much β·Δ of a pair should exceed 0 (SimPO, arXiv:2405.14734, eq. 6); sigmoid only"""
     length_normalised: bool = False
     """log-probabilities per token instead of per response (arXiv:2411.15124, eq. 6)"""
     reference_free: bool = False
@@ -40,9 +42,10 @@ class DPO(Algorithm):
         return batch["chosen_length"].new_ones(len(batch)).float()
 
     @model_validator(mode="after")
-    def _check_label_smoothing(self) -> Self:
-        if self.label_smoothing and self.loss_type != "sigmoid":
-            raise ValueError(f"label_smoothing has no effect with loss_type {self.loss_type}; only sigmoid uses it")
+    def _check_loss_type(self) -> Self:
+        if self.loss_type != "sigmoid":
+            for name in ("label_smoothing", "margin"):
+                self.refuse(name, f"with loss_type {self.loss_type}; only sigmoid uses it")
         return self
 
     def loss(self, scores: PairScores, batch: Batch) -> Loss:
@@ -51,7 +54,7 @@ class DPO(Algorithm):
         rejected = self._log_ratio(scores.rejected, batch, "rejected")
         match self.loss_type:
             case "sigmoid":
-                loss = preferences.dpo(chosen, rejected, self.beta, self.label_smoothing)
+                loss = preferences.dpo(chosen, rejected, self.beta, self.label_smoothing, self.margin)
             case "ipo":
                 loss = preferences.ipo(chosen, rejected, self.beta)
             case "hinge":

@@ -4,7 +4,7 @@ The losses of the DPO family depend on Δ = chosen log-ratio − rejected log-ra
 log π(y|x) − log π_ref(y|x) of a whole response (`ratios.log_ratio`). Three variants are the same functions with
 different inputs: *length-normalised* takes log-ratios divided by the number of tokens in the response
 (`ratios.mean_log_ratio`; arXiv:2411.15124, eq. 6), *reference-free* takes log π(y|x) alone, and the combination of both
-is SimPO without its margin (arXiv:2405.14734).
+with a margin is SimPO (arXiv:2405.14734).
 """
 
 from jaxtyping import Float
@@ -31,15 +31,19 @@ def centring(chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"]) -> Floa
 
 
 def dpo(
-    chosen_logratio: Float[Tensor, " B"], rejected_logratio: Float[Tensor, " B"], beta: float, label_smoothing: float
+    chosen_logratio: Float[Tensor, " B"],
+    rejected_logratio: Float[Tensor, " B"],
+    beta: float,
+    label_smoothing: float,
+    margin: float = 0.0,
 ) -> Float[Tensor, " B"]:
-    """Return −(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ) (arXiv:2305.18290, eq. 7).
+    """Return −(1 − ε)·log σ(β·Δ − γ) − ε·log σ(γ − β·Δ) (arXiv:2305.18290, eq. 7; γ: arXiv:2405.14734, eq. 6).
 
     ε = `label_smoothing` is the assumed share of pairs with swapped labels: conservative DPO
-    (https://ericmitchell.ai/cdpo.pdf, eq. 3). With ε = 0, it is plain DPO. The loss is log 2 if policy and reference
-    agree.
+    (https://ericmitchell.ai/cdpo.pdf, eq. 3). γ = `margin` is what β·Δ must exceed for σ to be over ½. With ε = γ = 0,
+    it is plain DPO, whose loss is log 2 if policy and reference agree.
     """
-    logit = beta * (chosen_logratio - rejected_logratio)
+    logit = beta * (chosen_logratio - rejected_logratio) - margin
     return -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
 
 
