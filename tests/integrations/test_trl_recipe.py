@@ -110,13 +110,30 @@ def test_what_has_no_counterpart_is_listed_with_the_reason(
 
 
 def test_files_of_the_command_line_are_read(tmp_path: Path) -> None:
-    values = {"model_name_or_path": "m", "dataset_name": "d", "use_peft": True, "lora_r": 3, "scale_rewards": "none"}
+    values = {
+        "model_name_or_path": "m",
+        "dataset_name": "d",
+        "dtype": "bfloat16",
+        "use_peft": True,
+        "lora_r": 3,
+        "scale_rewards": "none",
+        "reward_funcs": ["accuracy_reward", "mine.rewards.short"],
+        "reward_model_name_or_path": "some/classifier",
+    }
     (tmp_path / "a.json").write_text(json.dumps(values))
     (tmp_path / "a.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()))
     for name in ("a.json", "a.yaml"):
         given = read(tmp_path / name, None)
         assert given.command == "grpo"
-        assert given.values == {"model": "m", "dataset": "d", "lora": {"r": 3}, "scale_rewards": "none"}
+        found = settings("grpo", recipe(given), tmp_path)
+        lora = {"rank": 3, "alpha": 32}  # 32 is the default of TRL's commands
+        assert found["model"] == {"path": "m", "dtype": "bfloat16", "lora": lora}
+        assert found["data"] == {"path": "d"}
+        assert [one["use"] for one in found["rewards"]] == [
+            "trl.rewards:accuracy_reward",
+            "mine.rewards:short",
+            "classifier",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +159,18 @@ def test_every_field_and_default_is_that_of_trl(command: str) -> None:
     trl = pytest.importorskip("trl")
     begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[command]
     fields = getattr(trl, f"{begin}Config").__dataclass_fields__
-    ours = {"model", "dataset", "lora", "load_in_4bit", "load_in_8bit", "dataset_config", "dataset_train_split"}
+    ours = {
+        "model",
+        "dataset",
+        "datasets",
+        "dtype",
+        "torch_dtype",
+        "lora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "dataset_config",
+        "dataset_train_split",
+    }
     former = {"warmup_ratio"}
     assert set(RULES[command]) - ours - former <= set(fields) | set(trl.GRPOConfig.__dataclass_fields__) | set(
         trl.SFTConfig.__dataclass_fields__

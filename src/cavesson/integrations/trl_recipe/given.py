@@ -58,7 +58,7 @@ def read(path: Path, command: str | None) -> Given:
     if path.suffix == ".py":
         return _of_script(path, text, command)
     values = _table(path, text)
-    return Given(command or _command_of(path, values), _of_command_line(values))
+    return _of_command_line(command or _command_of(path, values), values)
 
 
 def _table(path: Path, text: str) -> dict[str, Any]:
@@ -82,21 +82,29 @@ def _command_of(path: Path, values: Mapping[str, Any]) -> str:
     return found[0]
 
 
-def _of_command_line(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a file for `trl sft --config` and the like, with the trainer's arguments under our names."""
+def _of_command_line(command: str, values: dict[str, Any]) -> Given:
+    """Return what a file for `trl sft --config` and the like says, with the trainer's arguments under our names."""
     values = dict(values)
     lora = {name: values.pop(f"lora_{name}") for name in _LORA if f"lora_{name}" in values}
-    if values.pop("use_dora", False):
-        lora["use_dora"] = True
+    lora["use_dora"] = values.pop("use_dora", False)
     if values.pop("use_peft", False):
-        values["lora"] = lora
+        values["lora"] = {"r": 16, "alpha": 32, **lora}  # the defaults of TRL's commands, which are not PEFT's
     for theirs, ours in {"model_name_or_path": "model", "dataset_name": "dataset"}.items():
         if theirs in values:
             values[ours] = values.pop(theirs)
-    return values
+    rewards = [_function(name) for name in values.pop("reward_funcs", None) or []]
+    if model := values.pop("reward_model_name_or_path", None):
+        rewards.append(model)
+    return Given(command, values, rewards)
 
 
 _LORA = ("r", "alpha", "dropout", "target_modules", "modules_to_save", "task_type")
+
+
+def _function(name: str) -> str:
+    """Return a reward function of TRL's commands, by its name in `trl.rewards` or by its path, as module:function."""
+    module, _, function = name.rpartition(".")
+    return f"{module or 'trl.rewards'}:{function}"
 
 
 def _of_script(path: Path, text: str, command: str | None) -> Given:

@@ -98,7 +98,7 @@ def _dtype(is_on: bool | None, _: Values) -> dict[str, Any]:
 
 
 def _model_arguments(arguments: Any, _: Values) -> dict[str, Any]:
-    arguments = dict(arguments or {})
+    arguments = {"dtype": arguments} if isinstance(arguments, str) else dict(arguments or {})
     dtype = str(arguments.pop("dtype", arguments.pop("torch_dtype", ""))).removeprefix("torch.")
     others = sorted(set(arguments) - {"attn_implementation", "use_cache", "device_map", "low_cpu_mem_usage"})
     if others or dtype not in ("", "auto", "bfloat16", "float32"):
@@ -156,11 +156,14 @@ def _longest(length: int | None, _: Values) -> dict[str, Any]:
 COMMON: dict[str, Rule] = {
     "model": "model.path",
     "model_init_kwargs": _model_arguments,
+    "dtype": _model_arguments,
+    "torch_dtype": _model_arguments,
     "lora": _lora,
     "load_in_4bit": lambda on, _: {"model.quantization": "nf4"} if on else {},
     "load_in_8bit": lambda on, _: {"model.quantization": "int8"} if on else {},
     "trust_remote_code": unless(False, "code from model repositories is never run"),
     "dataset": "data.path",
+    "datasets": unless(None, "name the sources in data.mix"),
     "dataset_config": "data.subset",
     "dataset_train_split": "data.split",
     "output_dir": "run",

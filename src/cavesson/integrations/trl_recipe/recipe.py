@@ -65,7 +65,7 @@ def _tables(lines: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
 def _rewards(given: Given) -> Iterator[str]:
     weights = given.values.get("reward_weights") or [1.0] * len(given.rewards)
     for reward, weight in zip(given.rewards, weights, strict=False):
-        is_function = ".py:" in reward
+        is_function = ":" in reward
         yield from ("", "[[rewards]]", f"use = {_text(reward if is_function else 'classifier')}  # reward_funcs")
         if not is_function:
             yield f"options = {{ path = {_text(reward)} }}"
