@@ -179,3 +179,36 @@ def test_every_field_and_default_is_that_of_trl(command: str) -> None:
         theirs = fields[name].default
         theirs = getattr(theirs, "value", theirs)
         assert theirs == default or fields[name].default_factory() == [default], name
+
+
+def short(completions: list[str], **_: Any) -> list[float]:
+    return [-float(len(completion)) for completion in completions]
+
+
+def test_a_live_trainer_says_what_its_script_would(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    from cavesson.integrations.trl import recipe as of_trainer
+    from cavesson.models.tiny import tiny_model, tiny_tokenizer
+
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+
+    config = trl.GRPOConfig(
+        str(tmp_path / "out"),
+        num_generations=4,
+        num_train_epochs=2,
+        beta=0.1,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+    )
+    data = pytest.importorskip("datasets").Dataset.from_dict({"prompt": ["a", "b", "c", "d", "e"]})
+    trainer = trl.GRPOTrainer(str(tmp_path / "model"), short, args=config, train_dataset=data)
+    text = of_trainer(trainer)
+    found = settings("grpo", text, tmp_path)
+    assert found["steps"] == 5  # 2 passes over 5 prompts, 4 responses each, 8 at a time
+    assert found["kl"] == {"coef": 0.1}
+    assert [one["use"] for one in found["rewards"]] == [f"{__file__}:short"]
+    assert "Without a counterpart" not in text
+    with pytest.raises(UserError, match="object is not a trainer of TRL with a counterpart: SFTTrainer"):
+        of_trainer(object())

@@ -17,6 +17,7 @@ trainer = SomeTrainer(reward_funcs=callback.rewards([right, short]), callbacks=[
 """
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -81,5 +82,12 @@ def recipe(trainer: Any) -> str:
     given.values["model"] = trainer.model.config.name_or_path
     for function in getattr(trainer, "reward_funcs", []):
         path = getattr(getattr(function, "config", None), "name_or_path", None)
-        given.rewards.append(path or f"FILE.py:{getattr(function, '__name__', type(function).__name__)}")
-    return trl_recipe(given, trainer.args.world_size)
+        given.rewards.append(path or _named(function))
+    rows = trainer.train_dataset
+    return trl_recipe(given, trainer.args.world_size, len(rows) if hasattr(rows, "__len__") else None)
+
+
+def _named(function: Any) -> str:
+    """Return a reward function as file.py:name."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else 'FILE.py'}:{name}"

@@ -56,6 +56,8 @@ def _epochs(epochs: float, values: Values) -> dict[str, Any]:
     if "num_generations" not in values:
         return {"epochs": float(epochs)}
     size = _batch_size(values["per_device_train_batch_size"], values)["batch_size"]
+    if values["prompts"] is not None:
+        return {"steps": math.ceil(epochs * values["prompts"] * values["num_generations"] / size)}
     raise NoCounterpart(
         f"set steps to {epochs:g} · prompts · {values['num_generations']} / {size}: Cavesson counts steps, not passes"
     )

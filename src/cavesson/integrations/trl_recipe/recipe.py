@@ -11,14 +11,15 @@ from cavesson.integrations.trl_recipe.mapping import DEFAULTS, DIFFERENCES, RULE
 from cavesson.registry import ALGORITHMS
 
 
-def recipe(given: Given, processes: int = 1) -> str:
+def recipe(given: Given, processes: int = 1, prompts: int | None = None) -> str:
     """Return a recipe as TOML text.
 
     Args:
         given: what the configuration says.
         processes: of TRL's run; `per_device_…` settings are multiplied by them.
+        prompts: rows of the data set, if their number is known.
     """
-    values = {"processes": processes, **DEFAULTS[given.command], **given.values}
+    values = {"processes": processes, "prompts": prompts, **DEFAULTS[given.command], **given.values}
     ours = {name: default for name, _, default, _ in describe(ALGORITHMS[given.command].settings)}
     lines: dict[str, tuple[Any, str]] = {}
     missing = {f"{name} = {text}": "it is not a constant: set it by hand" for name, text in given.unread.items()}
@@ -109,6 +110,7 @@ _IGNORED = {
     "per_device_eval_batch_size", "steps_per_generation", "generation_batch_size", "num_completions_to_print",
     "ds3_gather_for_generation", "cast_lm_head_to_fp32", "resume_from_checkpoint", "overwrite_output_dir", "use_cache",
     "train_sampling_strategy", "ref_model_mixup_alpha", "ref_model_sync_steps", "num_generations_eval", "local_rank",
+    "accelerator_config", "debug",
     "dataset_test_split", "attn_implementation", "use_transformers_paged", "model_revision", "logging_dir",
 }  # fmt: skip
 """Settings that do not change what is learned, or that Cavesson does always or by itself."""
