@@ -124,6 +124,21 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     assert open_run(here / "run").steps().num_rows >= 2
 
 
+WRITTEN = [
+    page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).parts[0] not in ("diagnosis", "reference")
+]
+
+
+def test_every_page_says_for_whom_it_is_and_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = {line for tree in re.findall(r"```{toctree}(.*?)```", index, re.DOTALL) for line in tree.splitlines()}
+    assert len(WRITTEN) > 50
+    for page in WRITTEN:
+        title, first = page.read_text(encoding="utf-8").split("\n\n")[:2]
+        assert title.startswith("# ") and first.startswith(("For ", "写给", "Dành cho ")), page.name
+        assert str(page.relative_to(DOCS).with_suffix("")) in listed | {"index"}, page.name
+
+
 TUTORIALS = sorted(page for page in (DOCS / "tutorials").glob("*.md") if "." not in page.stem)
 
 
