@@ -156,3 +156,40 @@ def test_a_run_that_learns_from_given_texts_lacks_no_rollouts(algorithm: str | N
     supervised = algorithm in ("sft", "dpo", "reward-model")
     assert (open_titles(found) == []) == supervised
     assert {"not-finite", "zero-gradient", "stalls"} <= {rule.name for rule, _ in found.healthy}
+
+
+def paid(made: Made) -> None:
+    made.rows["reward"] = made.rows["reward"] + (made.rows["finish_reason"] == "length")
+
+
+def of_one_length(made: Made) -> None:
+    made.info["config"]["sampling"]["min_new_tokens"] = made.info["config"]["sampling"]["max_new_tokens"]
+
+
+def of_drawn_lengths(made: Made) -> None:
+    made.info["config"]["sampling"] = {"random_length": [4, 20]}
+
+
+@pytest.mark.parametrize(
+    ("ended", "change", "is_open"),
+    [
+        (3, nothing, True),
+        (4, nothing, False),
+        (3, paid, False),
+        (3, of_one_length, False),
+        (3, of_drawn_lengths, False),
+    ],
+    ids=["29 of 32", "28 of 32", "paid", "of one length", "of drawn lengths"],
+)
+def test_truncation_from_the_start_is_not_excluded_unless_it_is_wanted(
+    ended: int, change: Callable[[Made], None], is_open: bool, tmp_path: Path
+) -> None:
+    """29 of 32 responses are 91 %, 28 are 88 %; those of each step that end by themselves change places."""
+    made = healthy()
+    made.rows["finish_reason"][:] = "length"
+    for step, reasons in enumerate(made.rows["finish_reason"]):
+        reasons[(5 * step + 8 * np.arange(ended)) % 32] = "eos"
+    change(made)
+    found = diagnose(made.data(tmp_path), [BY_NAME["truncated"]])
+    assert found.findings == () and [one.undecided for one in found.skipped] == [True] * is_open
+    assert open_titles(found) == ["responses are truncated"] * is_open

@@ -21,6 +21,9 @@ CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 SHORTER = 0.8
 """Times the length of right answers from which responses are not too short to be right."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
+PERHAPS_WANTED = Phrase(
+    "almost all responses are truncated, which is a problem unless you want responses of this length"
+)
 
 
 def _cut(data: RunData) -> Series:
@@ -41,6 +44,12 @@ def _draws_limits(data: RunData) -> bool:
     return bool(data.setting("config.sampling.random_length"))
 
 
+def _fixes_length(data: RunData) -> bool:
+    """Return whether the settings determine how long responses are, so that the policy does not end them."""
+    least, most = (data.setting(f"config.sampling.{name}_new_tokens") for name in ("min", "max"))
+    return _draws_limits(data) or (bool(least) and least == most)
+
+
 @rule(
     number=64,
     needs=[CUT],
@@ -48,26 +57,32 @@ def _draws_limits(data: RunData) -> bool:
     title="Responses are truncated",
     cause="{share} of the responses reach the length limit without an end token ({before} at the start): the reward "
     "judges unfinished responses, and nothing rewards finishing them.",
-    healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start; more if "
-    "they earn more than the others",
+    healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start and "
+    "at most {most}; more if they earn more than the others, or if the settings fix the length",
     fix='a larger sampling.max_new_tokens, or shaping.missing_eos_penalty[, or grpo.overlong = "penalty"]',
     settings={"sampling.max_new_tokens": longer(unless=_draws_limits)},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias", "reward-falls"],
     windows=True,
 )
-def truncated(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.25)) -> Reading | None:
+def truncated(
+    data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.25), most: float = Share(0.9)
+) -> Reading | None:
     points = _cut(data)
     if len(points) < 5:
         return None
     share, before = Share(points.last()), Share(points.first())
-    # If most responses are cut from the start, that is by design; only growth is a problem.
+    # If most responses are cut from the start, that can be by design; only growth is certainly a problem.
     high = max(limit, before + growth)
     pays, is_sure = _longer_pays(data)
     first = None if pays else since(points, smoothed(points).value > high, 4)
     sick = first is not None and share > high
     words, evidence = {"share": share, "before": before}, data.step_evidence(points.step[-1:])
-    undecided = PERHAPS_PAYS if share > high and pays and not is_sure else None
+    undecided = None
+    if share > high and pays and not is_sure:
+        undecided = PERHAPS_PAYS
+    elif share > most and not (pays and is_sure) and not _fixes_length(data):
+        undecided = PERHAPS_WANTED
     return Reading(share, sick, first, evidence, words, Curve(points, high=high), undecided=undecided)
 
 
