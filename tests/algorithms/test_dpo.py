@@ -18,6 +18,7 @@ from cavesson.train.run import Training, resume
 from cavesson.types import Batch, PairScores
 
 LOSSES = ("sigmoid", "ipo", "hinge")
+SIDES = ("chosen", "rejected")
 
 
 def batch(chosen: list[float], rejected: list[float], lengths: tuple[int, int] = (2, 2)) -> Batch:
@@ -69,6 +70,20 @@ def test_losses_by_hand(settings: dict[str, Any], expected: float):
     loss, means = loss_of(DPO(**settings), SEEN, REFERENCE)
     assert loss == pytest.approx(expected)
     assert means["loss/total"] == pytest.approx(expected)
+
+
+def odds(p: float) -> float:
+    return p / (1 - p)
+
+
+def test_orpo_by_hand():
+    # The geometric means of the probabilities of two tokens are 1/2 and 1/4 in one pair, 1/3 and 3/4 in the other.
+    chosen, rejected = [2 * math.log(1 / 2), 2 * math.log(1 / 3)], [2 * math.log(1 / 4), 2 * math.log(3 / 4)]
+    loss, means = loss_of(DPO(loss_type="orpo", beta=0.2), scores(chosen, rejected), REFERENCE)
+    # σ(log(x)) = x/(1 + x): odds of 1 and 1/3 give a ratio of 3, and odds of 1/2 and 3 one of 1/6.
+    assert loss == pytest.approx((math.log(2) + 0.2 * math.log(4 / 3) + math.log(3) + 0.2 * math.log(7)) / 2)
+    assert means["dpo/accuracy"] == 0.5
+    assert means["dpo/reward_chosen"] == pytest.approx(0.2 * (math.log(1 / 2) + math.log(1 / 3)) / 2)
 
 
 def test_metrics_by_hand():
@@ -184,6 +199,24 @@ def test_without_a_reference_nothing_is_scored_before(tmp_path: Path):
     assert result.metrics[0]["loss/total"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_orpo_is_the_formula_on_the_odds_of_whole_responses(tmp_path: Path):
+    result = finish("dpo", tmp_path, pairs(8), steps=1, dpo__loss_type="orpo", dpo__beta=0.3, data__stream=True)
+    assert not (tmp_path / "run" / "reference.safetensors").exists()
+    expected = 0.0
+    for row in pairs(8):
+        p = {side: math.exp(logprobs(row["prompt"] + row[side], len(row["prompt"])).mean()) for side in SIDES}
+        ratio = odds(p["chosen"]) / odds(p["rejected"])
+        expected += (-math.log(p["chosen"]) - 0.3 * math.log(ratio / (1 + ratio))) / 8
+    assert result.metrics[0]["loss/total"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_orpo_learns_to_prefer_what_is_chosen_and_to_say_it(tmp_path: Path):
+    result = finish("dpo", tmp_path, pairs(48), epochs=3, dpo__loss_type="orpo", data__validation=0.25)
+    first, last = result.metrics[0], result.final
+    assert last["eval/dpo/accuracy"] == 1
+    assert last["eval/logprob/chosen"] > first["eval/logprob/chosen"] + 1
+
+
 def test_another_model_as_reference(tmp_path: Path):
     finish("sft", tmp_path / "other", demonstrations(), optimizer__learning_rate=5e-3)
     other = str(tmp_path / "other" / "run")
@@ -236,6 +269,10 @@ def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):
         {"dpo__label_smoothing": 0.1, "dpo__loss_type": "hinge"},
         {"dpo__margin": 0.5, "dpo__loss_type": "ipo"},
         {"dpo__margin": 0.5, "dpo__loss_type": "hinge"},
+        {"dpo__margin": 0.5, "dpo__loss_type": "orpo"},
+        {"dpo__length_normalised": True, "dpo__loss_type": "orpo"},
+        {"dpo__reference_free": True, "dpo__loss_type": "orpo"},
+        {"dpo__loss_type": "orpo", "reference__path": "tiny"},
         {"dpo__reference_free": True, "reference__path": "tiny"},
         {"data__stream": True},
         {"dpo__beta": 0},

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavesson.ops.preferences import bradley_terry, centring, dpo, hinge, ipo
+from cavesson.ops.preferences import bradley_terry, centring, dpo, hinge, ipo, orpo
 
 numbers = st.floats(-1e4, 1e4, width=32)
 
@@ -88,6 +88,16 @@ def test_hinge_by_hand():
     assert hinge(*one(-1.0, 0.0), 0.5).item() == 1.5
     assert hinge(*one(2.0, 0.0), 0.5).item() == 0
     assert hinge(*one(9.0, 0.0), 0.5).item() == 0
+
+
+@pytest.mark.parametrize("chosen", [0.0, -1e-8, -1e-3, -5.0, -200.0])
+@pytest.mark.parametrize("rejected", [0.0, -1e-8, -1e-3, -5.0, -200.0])
+def test_odds_of_certain_and_of_impossible_responses_are_finite(chosen: float, rejected: float):
+    c, r = torch.tensor([chosen], requires_grad=True), torch.tensor([rejected], requires_grad=True)
+    loss = orpo(c, r, 0.1)
+    loss.backward()
+    assert loss.item() >= 0
+    assert all(torch.isfinite(value).all() for value in (loss, c.grad, r.grad))
 
 
 @settings(deadline=None)

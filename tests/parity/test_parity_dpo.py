@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from parity_helpers import BATCH_SIZE, LEARNING_RATE, STEPS, TOLERANCE, build, losses, pairs, save_model, write_rows
+
+from cavesson.ops.preferences import orpo
 
 pytest.importorskip("trl", reason="TRL is not installed")
 import trl_runs
@@ -41,3 +44,9 @@ def test_simpo_is_that_of_trl(tmp_path: Path) -> None:
     ours = {"reference_free": True, "length_normalised": True, "beta": 2.0, "margin": 1.3}
     training = build("dpo", tmp_path / "run", model, write_rows(tmp_path / "rows.jsonl", rows), dpo=ours)
     assert losses(training, "loss/total") == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_odds_ratios_are_those_of_trl() -> None:
+    chosen, rejected = torch.tensor([-0.01, -0.7, -3.0, -0.2]), torch.tensor([-2.0, -0.5, -3.0, -0.001])
+    expected = trl_runs.odds_ratio_losses(chosen, rejected, beta=0.3)
+    torch.testing.assert_close(orpo(chosen, rejected, 0.3) + chosen, expected)

@@ -6,6 +6,7 @@ defaults of both sides.
 
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -26,6 +27,7 @@ from trl import (
     SFTTrainer,
 )
 from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOTrainer
 
 Row = dict[str, str]
 Pair = dict[str, Any]
@@ -67,6 +69,13 @@ def dpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float,
 def simpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt`, `chosen` and `rejected`, in their order."""
     return _without_reference(CPOTrainer, CPOConfig, folder, rows, batch_size, learning_rate, loss_type="simpo", **more)
+
+
+def odds_ratio_losses(chosen: torch.Tensor, rejected: torch.Tensor, beta: float) -> torch.Tensor:
+    """ORPO's loss without its likelihood: what both trainers add to it is not the same."""
+    trainer = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
+    losses: torch.Tensor = ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)[0]
+    return -losses
 
 
 def _without_reference(

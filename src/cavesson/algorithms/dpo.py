@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 class DPO(Algorithm):
     """Direct preference optimisation."""
 
-    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """sigmoid: DPO; ipo: a regression to the margin 1/(2β) (arXiv:2310.12036); hinge: SLiC (arXiv:2305.10425)"""
+    loss_type: Literal["sigmoid", "ipo", "hinge", "orpo"] = "sigmoid"
+    """sigmoid: DPO; ipo: a regression to the margin 1/(2β) (arXiv:2310.12036); hinge: SLiC (arXiv:2305.10425); orpo:
+    fine-tuning on the chosen response and an odds ratio, without a reference (arXiv:2403.07691)"""
     beta: float = Field(0.1, gt=0)
-    """β: a larger value keeps the policy closer to the reference"""
+    """β: a larger value keeps the policy closer to the reference; with orpo, the weight of the odds ratio"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """share of pairs assumed to have the wrong label (conservative DPO); sigmoid only"""
     margin: float = Field(0.0, ge=0)
@@ -36,6 +37,11 @@ class DPO(Algorithm):
     """log-probabilities per token instead of per response (arXiv:2411.15124, eq. 6)"""
     reference_free: bool = False
     """train without a reference: log π replaces log π − log π_ref"""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities are compared with those of a reference."""
+        return not self.reference_free and self.loss_type != "orpo"
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B]`: every pair counts once."""
@@ -46,6 +52,9 @@ class DPO(Algorithm):
         if self.loss_type != "sigmoid":
             for name in ("label_smoothing", "margin"):
                 self.refuse(name, f"with loss_type {self.loss_type}; only sigmoid uses it")
+        if self.loss_type == "orpo":
+            self.refuse("reference_free", "with loss_type orpo, which never has a reference")
+            self.refuse("length_normalised", "with loss_type orpo, which always compares log-probabilities per token")
         return self
 
     def loss(self, scores: PairScores, batch: Batch) -> Loss:
@@ -59,6 +68,8 @@ class DPO(Algorithm):
                 loss = preferences.ipo(chosen, rejected, self.beta)
             case "hinge":
                 loss = preferences.hinge(chosen, rejected, self.beta)
+            case "orpo":
+                loss = preferences.orpo(chosen, rejected, self.beta)
         means = {
             "loss/total": loss,
             "dpo/accuracy": _right(chosen - rejected),
@@ -71,8 +82,9 @@ class DPO(Algorithm):
         return Loss(loss, means)
 
     def _log_ratio(self, logprob: Tensor, batch: Batch, side: str) -> Tensor:
-        ratio = logprob if self.reference_free else logprob - batch[f"{side}_reference"]
-        return ratio / batch[f"{side}_learned"].sum(1) if self.length_normalised else ratio
+        ratio = logprob - batch[f"{side}_reference"] if self.has_reference else logprob
+        is_per_token = self.length_normalised or self.loss_type == "orpo"
+        return ratio / batch[f"{side}_learned"].sum(1) if is_per_token else ratio
 
 
 def _right(difference: Tensor) -> Tensor:
@@ -93,9 +105,10 @@ class DPORun(ExampleRun):
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
-        if self.dpo.reference_free and self.reference.path is not None:
-            raise ValueError("reference.path has no effect with dpo.reference_free; remove one of them")
-        if self.data.stream and not self.dpo.reference_free:
+        if not self.dpo.has_reference and self.reference.path is not None:
+            setting = "reference_free" if self.dpo.reference_free else 'loss_type "orpo"'
+            raise ValueError(f"reference.path has no effect with dpo.{setting}; remove one of them")
+        if self.data.stream and self.dpo.has_reference:
             raise ValueError(
                 "data.stream needs dpo.reference_free: the reference scores all pairs before the first step, in memory"
             )
@@ -123,7 +136,7 @@ class DPORun(ExampleRun):
         Raises:
             UserError: the reference has a different vocabulary, or its saved log-probabilities do not fit the pairs.
         """
-        if self.dpo.reference_free:
+        if not self.dpo.has_reference:
             return examples
         from cavesson.algorithms.reference_logprobs import with_reference
 

@@ -62,3 +62,16 @@ def hinge(
 ) -> Float[Tensor, " B"]:
     """Return max(0, 1 − β·Δ) (SLiC, arXiv:2305.10425; on log-ratios as in RSO, arXiv:2309.06657, section 3)."""
     return (1 - beta * (chosen_logratio - rejected_logratio)).clamp_min(0.0)
+
+
+def orpo(chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"], beta: float) -> Float[Tensor, " B"]:
+    """Return −log p(chosen) − β·log σ(log(odds(chosen) / odds(rejected))) (arXiv:2403.07691, eq. 6 and 7, β = λ there).
+
+    Both are mean log-probabilities log p of a response's tokens, and odds = p/(1 − p).
+    """
+    return -chosen - beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+
+
+def _log_odds(logprob: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    below_one = logprob.clamp_max(-(2.0**-24))  # half the spacing of float32 at 1; the odds of p = 1 are infinite
+    return below_one - (-below_one.expm1()).log()
