@@ -99,7 +99,8 @@ class Plan:
         vars(trainer).update({name: vars(model)[name] for name in ("Sampled", "generate", "rows", "score")
                               if name in vars(trainer)})  # fmt: skip
         policy = model.Transformer(len(self.task.texts))
-        policy.load_state_dict(pretrained(self.task, starts, self.training).state_dict())
+        usual = TASKS[self.task.name](self.seed)  # a plan can change the limit of its task
+        policy.load_state_dict(pretrained(usual, starts, self.training).state_dict())
         torch.manual_seed(self.seed)
         self.prepare(policy)
         settings = trainer.Settings(**self.settings)
