@@ -162,6 +162,11 @@ def paid(made: Made) -> None:
     made.rows["reward"] = made.rows["reward"] + (made.rows["finish_reason"] == "length")
 
 
+def paid_and_grown(made: Made) -> None:
+    made.rows["finish_reason"][:8, ::2] = "eos"
+    paid(made)
+
+
 def of_one_length(made: Made) -> None:
     made.info["config"]["sampling"]["min_new_tokens"] = made.info["config"]["sampling"]["max_new_tokens"]
 
@@ -175,11 +180,12 @@ def of_drawn_lengths(made: Made) -> None:
     [
         (3, nothing, True),
         (4, nothing, False),
-        (3, paid, False),
+        (3, paid, True),
+        (3, paid_and_grown, False),
         (3, of_one_length, False),
         (3, of_drawn_lengths, False),
     ],
-    ids=["29 of 32", "28 of 32", "paid", "of one length", "of drawn lengths"],
+    ids=["29 of 32", "28 of 32", "paid", "paid and grown", "of one length", "of drawn lengths"],
 )
 def test_truncation_from_the_start_is_not_excluded_unless_it_is_wanted(
     ended: int, change: Callable[[Made], None], is_open: bool, tmp_path: Path

@@ -58,7 +58,7 @@ def _fixes_length(data: RunData) -> bool:
     cause="{share} of the responses reach the length limit without an end token ({before} at the start): the reward "
     "judges unfinished responses, and nothing rewards finishing them.",
     healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start and "
-    "at most {most}; more if they earn more than the others, or if the settings fix the length",
+    "at most {most}; more if the share rises and they earn more than the others, or if the settings fix the length",
     fix='a larger sampling.max_new_tokens, or shaping.missing_eos_penalty[, or grpo.overlong = "penalty"]',
     settings={"sampling.max_new_tokens": longer(unless=_draws_limits)},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
@@ -78,10 +78,12 @@ def truncated(
     first = None if pays else since(points, smoothed(points).value > high, 4)
     sick = first is not None and share > high
     words, evidence = {"share": share, "before": before}, data.step_evidence(points.step[-1:])
+    # Where nearly all are cut from the start, the few that end first can earn less because the limit is too low.
+    is_wanted = _fixes_length(data) or (pays and is_sure and before <= most)
     undecided = None
     if share > high and pays and not is_sure:
         undecided = PERHAPS_PAYS
-    elif share > most and not (pays and is_sure) and not _fixes_length(data):
+    elif share > most and not is_wanted:
         undecided = PERHAPS_WANTED
     return Reading(share, sick, first, evidence, words, Curve(points, high=high), undecided=undecided)
 
