@@ -16,7 +16,7 @@ _HOMES = {
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
-_READING = ("cavesson.errors", "cavesson.record")
+_READING = ("cavesson.analysis", "cavesson.errors", "cavesson.record")
 __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604: the names are strings
 
 

@@ -61,6 +61,8 @@ from cavesson.algorithms.settings import (
 )
 from cavesson.algorithms.sft import SFT as SFT
 from cavesson.algorithms.sft import SFTRun as SFTRun
+from cavesson.analysis import RunAnalysis as RunAnalysis
+from cavesson.analysis import open as open
 from cavesson.data.settings import (
     PairSettings as PairSettings,
 )
@@ -95,7 +97,6 @@ from cavesson.models.settings import (
 from cavesson.record import Recorder as Recorder
 from cavesson.record import Rollout as Rollout
 from cavesson.record import Run as Run
-from cavesson.record import open as open
 from cavesson.rollout.engines.settings import SamplingSettings as SamplingSettings
 from cavesson.rollout.engines.settings import VllmSettings as VllmSettings
 from cavesson.rollout.rewards.cleaning import CleaningSettings as CleaningSettings

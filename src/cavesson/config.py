@@ -57,6 +57,14 @@ class Settings(BaseModel):
         words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
         return {name: "none" if value is None and name in words else value for name, value in values.items()}
 
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """Yield what `repr` shows: required settings, and those that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                yield name, value
+        yield from (self.model_extra or {}).items()
+
     def refuse(self, name: str, why: str) -> None:
         """Reject a setting that has no effect in combination with the others, unless it or its group has its default.
 

@@ -1,9 +1,12 @@
-"""Display of runs in a notebook: tables and curves as self-contained HTML."""
+"""Display of runs in a notebook: tables and curves as self-contained HTML, or as plain text."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
 
 from cavesson.text.visible import visible_line
 
@@ -17,6 +20,8 @@ MAX_CURVES = 6
 """Curves."""
 WIDTH, HEIGHT, EDGE = 220, 56, 3
 MAX_POINTS = 400
+TEXT_WIDTH = 100
+"""Characters of a line of text."""
 
 Curve = tuple[Sequence[float], Sequence[float | None]]
 """Steps and values; None where nothing was measured."""
@@ -27,6 +32,21 @@ def page(title: str, facts: Mapping[str, Any], curves: Mapping[str, Curve]) -> s
     shown = [name for name in SHOWN if name in curves][:MAX_CURVES]
     drawn = "".join(_curve(name, *curves[name]) for name in shown)
     return f"<div><strong>{_text(title)}</strong>{_table(facts)}<div>{drawn}</div></div>"
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows below the names of their columns as a table; None is an empty cell."""
+    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
+    lines = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{lines}</table>"
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    """Return what a function prints to a console, as plain text."""
+    file = StringIO()
+    # Otherwise, rich displays it in the notebook itself.
+    show(Console(file=file, width=TEXT_WIDTH, force_jupyter=False, color_system=None))
+    return file.getvalue()
 
 
 def curves_of(metrics: Iterable[Mapping[str, float]]) -> dict[str, Curve]:
@@ -74,6 +94,10 @@ def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [
         (place(step, steps[0], steps[-1], WIDTH), HEIGHT - place(value, low, high, HEIGHT)) for step, value in points
     ]
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else _number(value) if isinstance(value, float) else _text(value)
 
 
 def _number(value: float) -> str:

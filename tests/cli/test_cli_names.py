@@ -87,7 +87,9 @@ print(completer.complete("cavesson.o", 0), completer.complete("cavesson.Rec", 0)
 print(*dir(cavesson))
 print("torch" in sys.modules)
 """
-    seen = "cavesson.open( cavesson.Recorder( None\nRecorder Rollout Run UserError __version__ open\nFalse\n"
+    seen = (
+        "cavesson.open( cavesson.Recorder( None\nRecorder Rollout Run RunAnalysis UserError __version__ open\nFalse\n"
+    )
     assert python(code) == seen
 
 

@@ -208,3 +208,9 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
     ids = {name: columns(tmp_path / name, 1, "token_id")[0].tolist() for name in runs}
     assert ids["a"] == ids["b"] != ids["c"]
     assert farthest(weights(runs["a"].policy), weights(runs["b"].policy)) == 0.0
+
+
+def test_settings_show_what_differs_from_the_defaults() -> None:
+    assert repr(cavesson.KLSettings()) == "KLSettings()"
+    changed = cavesson.PPORun.model_validate({"run": "x", "kl": {"coef": 0.3}, "steps": 7, "ppo": {}})
+    assert repr(changed) == f"PPORun(run={Path('x')!r}, steps=7, kl=KLSettings(coef=0.3))"

@@ -47,10 +47,10 @@ def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
     """Return the quantity that a rule examines, and its values."""
     needs = {one.removeprefix("tokens.") for need in rule.needs for one in need.split("|")}
     for measure in MEASURES[:-1]:
-        values = _values(tokens, measure)
+        values = values_of(tokens, measure)
         if measure.columns[-1] in needs and np.isfinite(values).any():
             return measure, values
-    return MEASURES[-1], _values(tokens, MEASURES[-1])
+    return MEASURES[-1], values_of(tokens, MEASURES[-1])
 
 
 def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
@@ -101,11 +101,11 @@ def _tokens(run: Run, tokens: pa.Table, values: Array, shown_at: Evidence) -> tu
     """Return the coloured tokens around a place, and a legend; both are empty if only the text is known."""
     low = max(0, (shown_at.start or 0) - BEFORE)
     shown = tokens.slice(low, BEFORE + BEHIND)
-    texts = _texts(run, shown)
+    texts = texts_of(run, shown)
     if not any(texts):
         return "", ""
     values = values[low : low + len(texts)]
-    size = float(np.quantile(np.abs(values[np.isfinite(values)]), 0.98)) if np.isfinite(values).any() else 0.0
+    size = scale_of(values)
     start, stop = shown_at.start, shown_at.stop if shown_at.stop is not None else (shown_at.start or 0) + 1
     parts = [
         _token(text, value, size, marked=start is not None and start <= low + i < stop)
@@ -116,17 +116,25 @@ def _tokens(run: Run, tokens: pa.Table, values: Array, shown_at: Evidence) -> tu
     return ends[0] + "".join(parts) + ends[1], legend
 
 
-def _texts(run: Run, tokens: pa.Table) -> list[str]:
+def texts_of(run: Run, tokens: pa.Table) -> list[str]:
+    """Return the text of each token; an empty list if the record has neither texts nor ids."""
     if tokens["token"].null_count < tokens.num_rows:
         return [text or "" for text in tokens["token"].to_pylist()]
     known = tokens["token_id"].null_count < tokens.num_rows
     return run.token_texts(tokens["token_id"].to_pylist()) if known else []
 
 
-def _values(tokens: pa.Table, measure: Measure) -> Array:
+def values_of(tokens: pa.Table, measure: Measure) -> Array:
+    """Return the quantity of each token, [T]; NaN where it was not measured."""
     first, *others = (numbers(tokens[name]) for name in measure.columns)
     with np.errstate(invalid="ignore"):  # ∞ − ∞ is invalid
         return first - others[0] if others else first
+
+
+def scale_of(values: Array) -> float:
+    """Return the size of value that has the strongest colour; 0 if nothing was measured."""
+    measured = values[np.isfinite(values)]
+    return float(np.quantile(np.abs(measured), 0.98)) if len(measured) else 0.0
 
 
 def _token(text: str, value: float, size: float, *, marked: bool) -> str:

@@ -337,14 +337,14 @@ class Run:
         self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "pandas.DataFrame":
         """Return the same as ``arrow`` as a pandas data frame; raise UserError if pandas is not installed."""
-        _require("pandas")
+        require("pandas")
         return self.arrow(name, columns, steps).to_pandas(maps_as_pydicts="strict")
 
     def polars(
         self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "polars.DataFrame":
         """Return the same as ``arrow`` as a polars data frame; raise UserError if polars is not installed."""
-        _require("polars")
+        require("polars")
         import polars
 
         found = polars.from_arrow(self.arrow(name, columns, steps))
@@ -437,7 +437,8 @@ class Run:
         return lines_of_rows(self.storage, segment, kind, rows, columns, steps)
 
 
-def _require(package: str) -> None:
+def require(package: str) -> None:
+    """Raise UserError if an optional package is not installed."""
     if find_spec(package) is None:
         raise UserError(f"{package} is not installed; install it with: pip install {package}")
 
