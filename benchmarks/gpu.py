@@ -35,8 +35,11 @@ from transformers import AutoConfig
 import cavesson
 from cavesson import Training
 from cavesson.plan.devices import DEVICES
+from cavesson.plan.predict import Predictor
+from cavesson.plan.recipe import Planned
 from cavesson.record import run_info
 from cavesson.registry import ALGORITHMS
+from cavesson.train.by_plan import with_choices
 
 WARM_UP = 2
 """first steps, which compile and record, and do not count"""
@@ -115,7 +118,7 @@ def trained(algorithm: str, values: dict[str, Any], place: Place) -> tuple[Train
     if device.type == "cuda":
         figures["peak memory, GB"] = [torch.cuda.max_memory_allocated(device) / 1e9]
         figures["peak reserved, GB"] = [torch.cuda.max_memory_reserved(device) / 1e9]
-    return training, counted, figures | chosen(training) | predicted(algorithm, values, training, place)
+    return training, counted, figures | chosen(training) | predicted(algorithm, training, place)
 
 
 def rollouts(algorithm: str) -> Callable[[Place], Figures]:
@@ -201,39 +204,19 @@ def chosen(training: Training) -> Figures:
     return {name: [float(value)] for name, value in found.items() if value is not None}
 
 
-def predicted(algorithm: str, values: dict[str, Any], training: Training, place: Place) -> Figures:
-    """Return the peak memory that `cavesson plan` predicts for a run, with what it has chosen, if it knows the GPU."""
+def predicted(algorithm: str, training: Training, place: Place) -> Figures:
+    """Return the peak memory that the plan predicts for a run, with what it has chosen, if it knows the GPU."""
     name = REHEARSED if place.device == "cpu" else torch.cuda.get_device_name(place.device).lower()
     gpu = next((known for known in DEVICES if known in name), None)
     if gpu is None:
         return {}
-    kept = run_info(Path(training.settings.run)).get("chosen", {})
-    recipe = place.folder / "recipe.toml"
-    recipe.write_text(toml(values | {"run": str(place.folder / "planned")}, kept))
-    command = [sys.executable, "-m", "cavesson", "plan", str(recipe), "--command", algorithm, "--gpu", gpu, "--json"]
-    planned = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if planned.returncode:  # it has said why; what was measured is worth more than this
+    settings = with_choices(training.settings, run_info(Path(training.settings.run)).get("chosen", {}))
+    try:
+        peak = Predictor(Planned("the run", algorithm, settings, (), False), DEVICES[gpu], 1).memory(settings).peak
+    except Exception:  # what was measured is worth more than this
+        traceback.print_exc()
         return {}
-    (plan,) = json.loads(planned.stdout)
-    return {"predicted, GB": [float(plan["memory"]["peak"]) / 1e9]}
-
-
-def toml(values: dict[str, Any], others: dict[str, Any]) -> str:
-    """Write settings as TOML, every value by its dotted name; others take the place of their values."""
-    flat: dict[str, Any] = {}
-
-    def walk(group: dict[str, Any], prefix: str) -> None:
-        for name, value in group.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{name}.")
-            else:
-                flat[prefix + name] = value
-
-    walk({name: value for name, value in values.items() if name != "rewards"}, "")
-    lines = [f"{name} = {json.dumps(value)}" for name, value in (flat | others).items()]
-    for reward in values.get("rewards", ()):
-        lines += ["[[rewards]]", *(f"{name} = {json.dumps(value)}" for name, value in reward.items())]
-    return "\n".join(lines) + "\n"
+    return {"predicted, GB": [peak / 1e9]}
 
 
 def plain(place: Place) -> Figures:

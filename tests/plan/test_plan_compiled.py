@@ -1,6 +1,7 @@
 """What compiled layers keep for the backward pass: as much as real ones, whose code is made for a CPU."""
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from cavesson.models.compiled import compile_layers, compiler
 from cavesson.models.layers import as_in_run
 from cavesson.models.load import prepare
 from cavesson.models.packed import Packed, pack_rows, packed_states
+from cavesson.models.parts import row_shape
 from cavesson.models.policy import with_adapters
 from cavesson.models.settings import LoraSettings, ModelSettings
+from cavesson.models.tiny import tiny_model
 from cavesson.plan.compiled import fused
 from cavesson.plan.fakes import Answers, fake
-from cavesson.plan.largest import LargestRollouts
-from cavesson.plan.memory import rollout_memory
+from cavesson.plan.largest import LargestRollouts, largest_sequences
+from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.tracker import _WholeTracker, parts
 
@@ -132,10 +135,11 @@ def test_the_plan_counts_compiled_layers_where_a_run_compiles(
 ) -> None:
     compiled, plain = ([predicted(tmp_path, tokenizer, model__compile=compile, model__gradient_checkpointing=which)
                         for which in (False, "half", True)] for compile in ("auto", "none"))  # fmt: skip
-    kept = [[memory.added("learning") for memory in each] for each in (compiled, plain)]
-    assert kept[0][0] < 0.9 * kept[1][0]
-    for each in kept:  # of two layers, one and two
-        assert each[0] > each[1] > each[2]
+    one, two = (each[0].phases["learning"]["activations"] for each in (compiled, plain))
+    assert one < 0.9 * two
+    for each in (compiled, plain):  # of two layers, one and two are computed again
+        peaks = [memory.added("learning") for memory in each]
+        assert peaks[0] > peaks[1] > peaks[2]
     assert compiled[0].ways == plain[0].ways == ()
 
 
@@ -144,3 +148,17 @@ def test_the_plan_says_what_is_not_packed(tmp_path: Path, tokenizer: PreTrainedT
     Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
     (why,) = predicted(tmp_path, tokenizer, model__path=str(tmp_path / "gemma2")).ways
     assert why == "sequences are padded, because gemma2 has layers of another kind (sliding_attention)"
+
+
+def test_examples_are_packed_as_they_are(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tokens of all examples are in one row: 30 and 2 take as much as 16 and 16, and no padding."""
+    found = []
+    for lengths in ((30, 2), (16, 16)):
+        rows = [{"prompt": "", "response": "x" * (length - 1)} for length in lengths]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        run: Any = run_of("sft", tmp_path, batch_size=2, model__dtype="bfloat16", update__in_backward=True)
+        largest = largest_sequences(run, run.examples(tokenizer), row_shape(tiny_model().config))
+        found.append(example_memory(run, largest, tokenizer, False, Place()))
+    one, two = (memory.added("learning") for memory in found)
+    assert one == pytest.approx(two, rel=0.01)
+    assert found[0].ways == ()

@@ -156,7 +156,7 @@ def test_twice_the_sequences_have_twice_the_activations(tmp_path: Path, tokenize
         predicted(tmp_path, tokenizer, MANY._replace(rows=rows, prompts=rows, prompt=64, response=64))
         for rows in (32, 64)
     )
-    one, two = (memory.phases["learning"]["activations"] for memory in (few, many))
+    one, two = (memory.added("learning") for memory in (few, many))
     assert two == pytest.approx(2 * one, rel=0.03)
 
 

@@ -75,7 +75,17 @@ def learn_twice(run: Simulation, batch: Batch, passes: int, also: Callable[[], N
         ("sft", 1, {"update__in_backward": True}),
         ("ppo", 1, {"update__micro_batch_size": 3, "model__gradient_checkpointing": True}),
         ("ppo", 1, {"update__micro_batch_size": 2, "value__kind": "separate", "model__dtype": "bfloat16"}),
-        ("grpo", 1, {"samples_per_prompt": 4, "update__micro_batch_size": 4, "model__lora": {"rank": 2}}),
+        # Not compiled: with adapters, PyTorch's tracker counts two inputs of a compiled layer more in a second pass.
+        (
+            "grpo",
+            1,
+            {
+                "samples_per_prompt": 4,
+                "update__micro_batch_size": 4,
+                "model__lora": {"rank": 2},
+                "model__compile": "none",
+            },
+        ),
         ("ppo", 1, {"kl__estimator": "full", "update__mini_batches": 2}),
     ],
 )

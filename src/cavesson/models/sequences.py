@@ -221,7 +221,8 @@ def last_token(batch: Batch, pad: int | None) -> Tensor:
 
 
 def _inside(columns: Tensor, length: Tensor) -> Tensor:
-    return torch.arange(columns.shape[1], device=length.device) < length[:, None]
+    # Counted in the columns, so that a plan, which has real examples and no other real tensors, has real lengths.
+    return torch.ones_like(columns, device=length.device).cumsum(1) <= length[:, None]
 
 
 def _both(batch: Batch) -> Batch:

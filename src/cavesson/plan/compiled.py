@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.source import ConstantSource
+from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_function
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import partition_fn
@@ -25,6 +26,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from cavesson.plan.fakes import tensors_in
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _REDUCTIONS = {_aten.sum, _aten.mean, _aten.amax, _aten.amin, _aten.argmax, _aten.any, _aten.var_mean, _aten.prod}
@@ -48,14 +51,17 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
         fixed = [leaf for place, leaf in enumerate(leaves) if place not in varies]
         key = repr((function, layer, spec, fixed, *map(_kind, given)))
         if key not in _traced:
+            names, layers = list(held), [layer]
 
             def flat(*values: Any) -> Any:
-                replaced = dict(zip(varies, values[len(held) :], strict=True))
+                replaced = dict(zip(varies, values[len(names) :], strict=True))
                 args, kwargs = tree_unflatten([replaced.get(n, leaf) for n, leaf in enumerate(leaves)], spec)
-                with _reparametrize_module(layer, dict(zip(held, values, strict=False))):
-                    return function(layer, *args, **kwargs)
+                with _reparametrize_module(layers[0], dict(zip(names, values, strict=False))):
+                    return function(layers[0], *args, **kwargs)
 
             _traced[key] = _traced_for(flat, given, len(held))
+            leaves.clear()  # what is traced outlives the layer and what it was called with
+            layers.clear()
         return _traced[key](*given)
 
     return code
@@ -76,9 +82,12 @@ def _traced_for(flat: Callable[..., Any], given: list[Any], weights: int) -> Cal
         num_params_buffers=weights, dynamic=True,
     )  # fmt: skip
 
+    functorch.donated_buffer = False  # as `compiler` has it
+
     def trace() -> None:
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        traced(*(_stand_in(x, mode, place, weights) for place, x in enumerate(given)))
+        made = tensors_in(traced(*(_stand_in(x, mode, place, weights) for place, x in enumerate(given))))
+        torch.autograd.backward(made, [torch.ones_like(x) for x in made])  # its graph is made in the first one
 
     # In another thread, which has neither the modes of this one nor its hooks for saved tensors.
     with ThreadPoolExecutor(1) as thread:
