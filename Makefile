@@ -31,8 +31,8 @@ test-engines-quick: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
 
 # On a machine with a GPU; see docs/gpu.md.
 gpu: $(INSTALLED)
-	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
+	$(BIN)/python -m pytest -m gpu
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks docs/site examples recipes hatch_build.py
