@@ -6,6 +6,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.attention.varlen  # registers its operators
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor import DTensor
