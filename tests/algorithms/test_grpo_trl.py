@@ -121,6 +121,8 @@ def test_variants_are_those_of_trl(ours, theirs):
     torch.testing.assert_close(mine[1], trl[1])
     without = accumulated(grpo(**plain), batch, moved(batch), len(batch))[1]
     assert (without - mine[1]).abs().max() > 0.01, "the setting must change something here"
+    if "kl_unbiased" not in ours:  # then the loss is the policy loss
+        assert weighted_means(grpo(**ours), batch, moved(batch))["loss/policy"] == pytest.approx(mine[0], abs=1e-6)
 
 
 def test_the_entropy_bonus_is_that_of_trl():

@@ -189,5 +189,5 @@ def test_few_prompts_are_counted(prompts: int, tmp_path: Path) -> None:
     data = RunData(cavesson.open(tmp_path / "run"))
     found = read(few_prompts, data)
     assert found.seen == prompts and found.unhealthy == (prompts <= 8)
-    # Alone it is no problem: only what it explains makes it a finding.
+    # Alone it is not a problem: only what it explains makes it a finding.
     assert "few-prompts" not in [one.rule.name for one in diagnose(data, [few_prompts]).findings]

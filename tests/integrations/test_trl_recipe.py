@@ -31,7 +31,7 @@ args = GRPOConfig(
 trainer = GRPOTrainer(
     "some/model", args=args, reward_funcs=[accuracy, "some/classifier"],
     train_dataset=load_dataset("some/prompts", split="train[:5%]"),
-    peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"]),
+    peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], lora_dropout=0.1), tools=[search],
 )
 """
 
@@ -57,6 +57,8 @@ def test_a_script_is_read_without_running_it(tmp_path: Path) -> None:
     assert found["rewards"][1]["options"] == {"path": "some/classifier"}
     assert "# learning_rate = rate: it is not a constant" in text
     assert "# min_p = 0.1: filters are top_k and top_p" in text
+    assert "# dropout = 0.1 of LoRA: adapters have a rank" in text
+    assert "# tools of the trainer = [search]: it is not a constant" in text
 
 
 def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
@@ -81,6 +83,18 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
         ("dpo", {"loss_type": "ipo"}, {"dpo": {"loss_type": "ipo", "length_normalised": True}}),
         ("reward-model", {"max_length": 512}, {"data": {"path": "x", "max_length": 512, "overlong": "drop"}}),
         ("sft", {"neftune_noise_alpha": 5}, {"sft": {"neftune_alpha": 5.0}}),
+        ("sft", {"train_sampling_strategy": "sequential"}, {"data": {"path": "x", "shuffle": False}}),
+        (
+            "grpo",
+            {"use_vllm": True, "vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5},
+            {
+                "sampling": {
+                    "max_new_tokens": 512,
+                    "engine": "vllm",
+                    "vllm": {"arguments": ["--gpu-memory-utilization=0.5", "--tensor-parallel-size=2"]},
+                }
+            },
+        ),
     ],
 )
 def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -98,6 +112,9 @@ def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, 
         ("sft", {"optim": "adafactor"}, "the optimiser is AdamW"),
         ("sft", {"learing_rate": 1.0}, "no setting of Cavesson does this"),
         ("rloo", {"reward_clip_range": (0.0, 2.0)}, "shaping.clip is symmetric"),
+        ("sft", {"packing": True}, "a batch counts examples and not packed sequences"),
+        ("sft", {"push_to_hub": True}, "cavesson push-to-hub"),
+        ("dpo", {"train_sampling_strategy": "group_by_length"}, "rows come shuffled or in their order"),
     ],
 )
 def test_what_has_no_counterpart_is_listed_with_the_reason(

@@ -67,7 +67,10 @@ class GroupAlgorithm(ImportanceAlgorithm):
     def learned_loss(self, scores: Scores, batch: Batch, ratio: Tensor) -> Loss:
         """Return the policy loss of a ratio with all weights, minus the entropy bonus, and metrics; all `[B, T]`."""
         old, advantage = batch["logprob"], batch["advantage"]
-        policy_loss = self.weighted(self.policy_loss(scores, batch, ratio), batch)
+        policy_loss, whole = self.weighted(self.policy_loss(scores, batch, ratio), batch), {}
+        if self.off_policy_kl is not None:
+            kept = self._on_policy(scores, batch)
+            policy_loss, whole = policy_loss * kept[:, None], {"policy/off_policy": 1 - kept}
         is_low = ((ratio < 1 - self.clip_low) & (advantage < 0)).float()
         is_high = ((ratio > 1 + self.clip_high) & (advantage > 0)).float()
         means = {
@@ -82,10 +85,6 @@ class GroupAlgorithm(ImportanceAlgorithm):
         }
         if self.dual_clip is not None:
             means["policy/clip_dual"] = ((ratio > self.dual_clip) & (advantage < 0)).float()
-        whole = {}
-        if self.off_policy_kl is not None:
-            kept = self._on_policy(scores, batch)
-            policy_loss, whole = policy_loss * kept[:, None], {"policy/off_policy": 1 - kept}
         loss = policy_loss - self.entropy_coef * scores.entropy if self.entropy_coef else policy_loss
         maxima = {"policy/ratio_max": ratio, "policy/ratio_error_max": (ratio - 1).abs()}
         return Loss(loss, {"loss/total": loss, **means}, maxima, whole)

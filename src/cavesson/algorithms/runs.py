@@ -413,7 +413,7 @@ class ExampleRun(RunSettings):
     def steps_over(self, size: int | None, done: int = 0, used: int = 0) -> int | None:
         """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known.
 
-        So many steps are `done`, perhaps of a run that was to be shorter, and have used so many examples.
+        `done` steps, perhaps of a run that was to be shorter, have used `used` examples.
         """
         if self.steps is not None:
             return self.steps

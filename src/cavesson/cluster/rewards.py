@@ -55,7 +55,7 @@ class RewardWorker:
 def remote_rewards(
     settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a recipe, which the reward workers call; these start within so many seconds.
+    """Return the rewards of a recipe, which the reward workers call; these must start within `timeout` seconds.
 
     Raises:
         UserError: no node had room for a worker.

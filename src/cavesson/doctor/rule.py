@@ -85,7 +85,7 @@ class Rule:
     """Why a run that the rule cannot judge cannot have the fault, such as a penalty whose coefficient is 0; it returns
     None if the run can have it."""
     needs_consequence: bool = False
-    """Whether it is a finding only where it explains another one: alone, it is no problem."""
+    """Whether it is a finding only where it explains another one: alone, it is not a problem."""
     disproof: Disproof | None = None
     """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
     settings: Settings = field(default_factory=dict)

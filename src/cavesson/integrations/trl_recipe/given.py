@@ -158,6 +158,8 @@ def _add_trainer(given: Given, path: Path, tree: ast.Module, call: ast.Call) -> 
     arguments |= dict(zip(("model",), call.args, strict=False))
     if (model := _text(arguments.get("model"))) is not None:
         given.values["model"] = model
+    others = set(arguments) - {"model", "args", "reward_funcs", "train_dataset", "peft_config", "processing_class"}
+    given.unread |= {f"{name} of the trainer": ast.unparse(arguments[name]) for name in sorted(others)}
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     for reward in _listed(arguments.get("reward_funcs")):
         name = _text(reward)

@@ -108,6 +108,10 @@ def _model_arguments(arguments: Any, _: Values) -> dict[str, Any]:
     return {"model.dtype": dtype} if dtype in ("bfloat16", "float32") else {}
 
 
+ADAPTERS = ("r", "alpha", "target_modules", "use_dora")
+"""What of PEFT's LoRA has a counterpart."""
+
+
 def _lora(arguments: Mapping[str, Any], _: Values) -> dict[str, Any]:
     """PEFT's defaults: rank 8, alpha 8, and modules by architecture."""
     targets = arguments.get("target_modules")
@@ -136,6 +140,13 @@ def _saving(strategy: Any, _: Values) -> dict[str, Any]:
 
 def _evaluation(_: Any, values: Values) -> dict[str, Any]:
     raise NoCounterpart("hold out rows with data.validation or data.validation_path; evaluation.every sets the steps")
+
+
+def _order(strategy: Any, _: Values) -> dict[str, Any]:
+    strategy = str(getattr(strategy, "value", strategy))
+    if strategy not in ("random", "sequential"):
+        raise NoCounterpart("rows come shuffled or in their order; update.layout arranges them in memory")
+    return {"data.shuffle": strategy == "random"}
 
 
 def unless(usual: Any, why: str) -> Callable[[Any, Values], dict[str, Any]]:
@@ -180,6 +191,7 @@ COMMON: dict[str, Rule] = {
     "weight_decay": "optimizer.weight_decay",
     "max_grad_norm": _max_grad_norm,
     "optim": _optimiser,
+    "train_sampling_strategy": _order,
     "per_device_train_batch_size": _batch_size,
     "gradient_accumulation_steps": lambda steps, values: _micro_batch_size(values) if steps > 1 else {},
     "max_steps": _steps,
@@ -200,6 +212,7 @@ COMMON: dict[str, Rule] = {
     "fsdp": unless(None, 'set parallel.shard = "full", and call cavesson with --processes N'),
     "neftune_noise_alpha": unless(None, "only SFT adds noise to embeddings"),
     "chat_template_path": "data.template",
+    "push_to_hub": unless(False, "publish the run afterwards with cavesson push-to-hub"),
     "sync_ref_model": unless(False, "the reference does not change during a run"),
     "router_aux_loss_coef": unless(0.0, "there is no auxiliary loss for experts"),
     "activation_offloading": unless(False, "parallel.offload keeps the optimiser's state on the host"),
@@ -212,6 +225,7 @@ SFT: dict[str, Rule] = {
     "completion_only_loss": lambda only, _: {"data.learn": "all"} if only is False else {},
     "assistant_only_loss": unless(True, "of conversations, only the assistant's turns are learned: the same"),
     "dataset_text_field": lambda name, _: {} if name == "text" else {"data.columns": {"text": name}},
+    "packing": unless(False, "a batch counts examples and not packed sequences: set batch_size"),
     "neftune_noise_alpha": lambda alpha, _: {"sft.neftune_alpha": float(alpha)} if alpha else {},
     "loss_type": lambda name, _: {} if name in ("nll", "chunked_nll") else unless("nll", "the loss is −log π")(name, _),
     "eos_token": unless(None, "the end token is that of the tokenizer and its chat template"),
@@ -264,12 +278,18 @@ def _engine(is_on: bool, values: Values) -> dict[str, Any]:
     return {"sampling.engine": "vllm"}
 
 
-def _with_vllm(argument: str) -> Callable[[Any, Values], dict[str, Any]]:
-    def rule(value: Any, values: Values) -> dict[str, Any]:
-        given = values.get("use_vllm") and value is not None
-        return {"sampling.vllm.arguments": [f"--{argument}={value}"]} if given else {}
+_SERVER = {
+    "vllm_gpu_memory_utilization": "gpu-memory-utilization",
+    "vllm_tensor_parallel_size": "tensor-parallel-size",
+    "vllm_max_model_length": "max-model-len",
+    "vllm_model_impl": "model-impl",
+}
+"""Settings that become arguments of the server that the run starts."""
 
-    return rule
+
+def _server_arguments(_: Any, values: Values) -> dict[str, Any]:
+    given = [f"--{argument}={values[name]}" for name, argument in _SERVER.items() if values.get(name) is not None]
+    return {"sampling.vllm.arguments": given} if values["use_vllm"] else {}
 
 
 def _turns(calls: int | None, _: Values) -> dict[str, Any]:
@@ -290,7 +310,8 @@ ONLINE: dict[str, Rule] = {
     "chat_template_kwargs": lambda options, _: {"data.template_options": options} if options else {},
     "use_vllm": _engine,
     "vllm_enable_sleep_mode": lambda on, values: {"sampling.vllm.sleep": True} if on and values["use_vllm"] else {},
-    "vllm_gpu_memory_utilization": _with_vllm("gpu-memory-utilization"),
+    **dict.fromkeys(_SERVER, _server_arguments),
+    "vllm_importance_sampling_cap": unless(None, "TRL now calls it vllm_importance_sampling_clip_max"),
     "vllm_structured_outputs_regex": unless(None, "responses are not constrained"),
     "beta": "kl.coef",
     "num_iterations": "update.epochs",

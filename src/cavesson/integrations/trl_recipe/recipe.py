@@ -7,7 +7,7 @@ from typing import Any
 
 from cavesson.config import describe
 from cavesson.integrations.trl_recipe.given import Given
-from cavesson.integrations.trl_recipe.mapping import DEFAULTS, DIFFERENCES, RULES, NoCounterpart
+from cavesson.integrations.trl_recipe.mapping import ADAPTERS, DEFAULTS, DIFFERENCES, RULES, NoCounterpart
 from cavesson.registry import ALGORITHMS
 
 
@@ -23,6 +23,9 @@ def recipe(given: Given, processes: int = 1, prompts: int | None = None) -> str:
     ours = {name: default for name, _, default, _ in describe(ALGORITHMS[given.command].settings)}
     lines: dict[str, tuple[Any, str]] = {}
     missing = {f"{name} = {text}": "it is not a constant: set it by hand" for name, text in given.unread.items()}
+    for name, value in given.values.get("lora", {}).items():
+        if name not in (*ADAPTERS, "task_type") and value not in (None, False, 0, "none"):
+            missing[f"{name} = {value!r} of LoRA"] = "adapters have a rank, alpha, targets and DoRA"
     for name in [*given.values, *(name for name in DEFAULTS[given.command] if name not in given.values)]:
         is_given = name in given.values
         try:
@@ -100,17 +103,18 @@ def _text(value: Any) -> str:
 
 
 _IGNORED_BEGINNINGS = (
-    "dataloader_", "logging_", "log_", "hub_", "push_to_hub", "ddp_", "torch_compile", "vllm_", "include_", "entropy_",
+    "dataloader_", "logging_", "log_", "hub_", "ddp_", "torch_compile", "vllm_server_", "include_", "entropy_",
     "sapo_", "vespo_", "trackio_",
 )  # fmt: skip
 _IGNORED = {
-    "gradient_checkpointing_kwargs", "disable_dropout", "remove_unused_columns", "dataset_num_proc", "packing",
-    "packing_strategy", "padding_free", "pad_to_multiple_of", "pad_token", "run_name", "do_train", "do_eval", "tf32",
-    "use_liger_kernel", "liger_kernel_config", "disable_tqdm", "precompute_ref_log_probs", "precompute_ref_batch_size",
-    "per_device_eval_batch_size", "steps_per_generation", "generation_batch_size", "num_completions_to_print",
-    "ds3_gather_for_generation", "cast_lm_head_to_fp32", "resume_from_checkpoint", "overwrite_output_dir", "use_cache",
-    "train_sampling_strategy", "ref_model_mixup_alpha", "ref_model_sync_steps", "num_generations_eval", "local_rank",
-    "accelerator_config", "debug",
-    "dataset_test_split", "attn_implementation", "use_transformers_paged", "model_revision", "logging_dir",
+    "accelerator_config", "attn_implementation", "cast_lm_head_to_fp32", "dataset_num_proc", "dataset_test_split",
+    "debug", "disable_dropout", "disable_tqdm", "do_eval", "do_train", "ds3_gather_for_generation",
+    "generation_batch_size", "gradient_checkpointing_kwargs", "liger_kernel_config", "local_rank", "logging_dir",
+    "model_revision", "num_completions_to_print", "num_generations_eval", "overwrite_output_dir",
+    "packing_strategy", "pad_to_multiple_of", "pad_token", "padding_free", "per_device_eval_batch_size",
+    "precompute_ref_batch_size", "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps",
+    "remove_unused_columns", "resume_from_checkpoint", "run_name", "steps_per_generation", "tf32", "use_cache",
+    "use_liger_kernel", "use_transformers_paged", "vllm_group_port", "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_correction", "vllm_mode",
 }  # fmt: skip
 """Settings that do not change what is learned, or that Cavesson does always or by itself."""

@@ -69,18 +69,7 @@ class Rollout(NamedTuple):
 
 
 def open(run: Location, allow_remote: bool = False) -> "Run":
-    """Open a run for reading. This never runs code, and reads nothing outside the folder without ``allow_remote``.
-
-    What a killed process of this machine had recorded and not yet written to segments is added to the record first.
-
-    Args:
-        run: A run folder, or a URL such as ``s3://bucket/run``.
-        allow_remote: Whether the record may be at another location that the folder names, in object storage.
-
-    Raises:
-        UserError: ``run.json`` is missing or unreadable, the location cannot be reached, or the record is at another
-            place.
-    """
+    """Open a record, with the arguments and errors of ``cavesson.open``, which adds findings and charts."""
     files = storage(run)
     info = run_info(files)
     elsewhere = info.get(ELSEWHERE)
