@@ -39,6 +39,7 @@ VIEWS = {
     "overview": ".plot canvas",
     "step": ".group .siblings button b",
     "responses": '.tr[aria-rowindex="5"] .td',
+    "prompt": ".prompts td",
     "tokens": ".tok",
     "patterns": ".patterns td",
     "compare": ".group .siblings button b",

@@ -108,6 +108,8 @@ DEEP = {
     "responses?sort=length&at=6.3": ".detail .body",
     "tokens?step=7&sample=6&metric=value&strips=kl,entropy&stripes=1&token=3": ".tok.active",
     "patterns?kind=character&sort=frequency&step=3": ".patterns td",
+    "prompt?sort=improved&solved=1.5": ".prompts td",
+    "prompt?prompt=9ba1c20fec235cde&a=worst&b=3.2&order=-reward&step=3": ".prompt-responses td",
     "compare?sides=0%400-3,1,0%406-9&sort=difference": "article.group",
 }
 

@@ -201,6 +201,7 @@ def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_tol
             "g o",
             "g s",
             "g r",
+            "g q",
             "g t",
             "g p",
             "g c",
@@ -208,6 +209,8 @@ def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_tol
             "j",
             "k",
             "s",
+            "a",
+            "b",
             "/",
             "[",
             "]",
@@ -217,7 +220,8 @@ def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_tol
         } <= listed
         page.keyboard.press("Escape")
         expect(keys).to_have_count(0)
-        for key, view in zip("srtpco", ["step", "responses", "tokens", "patterns", "compare", "overview"], strict=True):
+        views = ["step", "responses", "prompt", "tokens", "patterns", "compare", "overview"]
+        for key, view in zip("srqtpco", views, strict=True):
             page.keyboard.press("g")
             page.keyboard.press(key)
             page.locator(VIEWS[view]).first.wait_for()

@@ -36,7 +36,7 @@ VIEWS = (
     "info", "findings", "series", "histogram", "ridge", "heat", "rows?limit=500", "rows?sort=-reward", "rows?q=a",
     "rows?q=a.%2Bb&regex=1", "hits?q=a%20b", "rollouts/0/0", "rollouts/0/0/tokens", "rollouts/0/0/texts",
     "groups?step=0", "never-beats", "patterns?kind=all", "similar/0/0", "export?format=csv", "export?format=jsonl",
-    "export?format=parquet", "stars",
+    "export?format=parquet", "stars", "prompts?sort=never",
 )  # fmt: skip
 OTHERS = ("/api/runs", "/api/compare?runs=0,0", "/api/compare?runs=0@0,0@1")
 
@@ -262,7 +262,7 @@ def test_sql_within_its_limits(client, folder, monkeypatch, query):
 
 WORDS = (
     "q", "regex", "filter", "steps", "sort", "column", "bins", "buckets", "positions", "lo", "hi", "names", "points",
-    "kind", "offset", "limit", "step", "format", "starred", "runs", "after",
+    "kind", "offset", "solved", "limit", "step", "format", "starred", "runs", "after",
 )  # fmt: skip
 TEXT = st.text(max_size=30) | st.sampled_from([*NAMES, "-", "-reward", "reward", "0-", "9" * 40, "nan", "1e999", "٣"])
 

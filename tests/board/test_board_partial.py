@@ -14,7 +14,7 @@ from cavesson.index.build import Builder
 from cavesson.record.read.index_folder import index_folder
 
 STEPS, BATCH = 12, 8
-NUMBERS = ["series", "histogram", "ridge", "rows", "groups?step=2", "never-beats"]
+NUMBERS = ["series", "histogram", "ridge", "rows", "groups?step=2", "never-beats", "prompts"]
 TEXTS = ["patterns", "similar/1/1", "rows?q=x", "hits?q=x", "histogram?q=x"]
 
 

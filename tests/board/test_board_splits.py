@@ -14,6 +14,7 @@ from board_helpers import ask, board_of, client_of
 from index_helpers import new_run, rows_of, tokens_of
 from starlette.testclient import TestClient
 
+from cavesson.index.prompt_ids import id_of
 from cavesson.record import Recorder, begin_attempt
 
 STEPS, EVERY, TRAINED, HELD_OUT = 20, 3, 6, 4
@@ -93,6 +94,8 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups": ("groups", {"step": 6, "sort": "group"}),
     "groups of a superseded step": ("groups", {"step": 9, "sort": "group"}),
     "never beats": ("never-beats", {}),
+    "prompts": ("prompts", {"sort": "improved"}),
+    "one prompt": (f"prompts/{id_of('prompt 1')}", {}),
     "compare": ("compare", {"runs": "0@0-9,0@10-19"}),
     "extremes": ("rows", {"sort": "-reward", "steps": "6", "limit": 4}),
     "list": ("rows", {"sort": "step", "limit": 200}),
@@ -290,7 +293,7 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
         if one["name"] == "split"
     }
     some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export", "tools"}
-    some |= {"similar/{step}/{sample}"}
+    some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
     wrong = records.both.get("/api/runs/0/rows", params={"split": "test"})
     assert wrong.status_code == 422 and re.search("'train' or 'eval'", wrong.json()["error"])

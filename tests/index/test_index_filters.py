@@ -8,6 +8,7 @@ from index_helpers import indexed, new_run, record
 
 from cavesson.errors import UserError
 from cavesson.index.filters import matches, names_in
+from cavesson.index.prompt_ids import id_of
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,7 @@ def test_a_filter_means_what_it_says(shot):
     reward, step = shot.column("reward"), shot.column("step")
     length = shot.column("length")
     eos = np.array(shot.state.codes["finish_reason"])[shot.raw("finish_reason")] == "eos"
+    of = shot.raw("sample") // 2
     for text, wanted in {
         "reward > 2": reward > 2,
         "2 < reward <= 4.5": (reward > 2) & (reward <= 4.5),
@@ -38,6 +40,10 @@ def test_a_filter_means_what_it_says(shot):
         "gap > 0": reward - np.float32(0.5) > 0,
         "1 in [1, 2]": np.ones(80, bool),
         "not 1 not in [1]": np.ones(80, bool),
+        f'prompt_id == "{id_of("prompt 2")}"': of == 2,
+        f'"{id_of("prompt 2")}" != prompt_id': of != 2,
+        f'prompt_id in ["{id_of("prompt 2")}", "{id_of("prompt 0")}", "{id_of("no prompt")}"]': (of == 2) | (of == 0),
+        f'prompt_id not in ["{id_of("prompt 2")}"] and step > 3': (of != 2) & (step > 3),
     }.items():
         assert matches(text, shot).tolist() == wanted.tolist(), text
         assert wanted.sum() > 0, text
@@ -58,6 +64,8 @@ def test_what_was_not_measured_matches_nothing(tmp_path):
     [
         ("nothing > 2", "there is no column 'nothing'"),
         ("prompt > 2", "there is no column"),
+        ('prompt_id == "12"', "the id of a prompt is 16 digits"),
+        ('"0123456789abcdef" in prompt_id', "the id of a prompt is 16 digits"),
         ("reward", "must be a condition"),
         ("reward >", "cannot be read"),
         ("response == 'x'", "to find words in responses, use the search"),

@@ -12,6 +12,7 @@ from cavesson.board import (
     live,
     overview,
     patterns,
+    prompts,
     rollout,
     rows,
     search,
@@ -62,6 +63,8 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/tools", tools.tools, tools.ToolsQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/prompts", prompts.prompts, prompts.PromptsQuery, made_from="numbers"),
+    Endpoint("GET", "/api/runs/{run}/prompts/{prompt}", prompts.prompt, prompts.PromptQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery, made_from="texts"),
     Endpoint(
         "GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery, made_from="texts"

@@ -14,6 +14,7 @@ from cavesson.board.rows import answers
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
+from cavesson.index.prompt_ids import ids_of_hashes
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
 from cavesson.sorted_arrays import contains
@@ -101,7 +102,10 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         _side(run, snapshot, side, place[page])
         for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
     ]
-    prompts = [{"prompt": lines[0][0], "runs": [line for _, line in lines]} for lines in zip(*columns, strict=True)]
+    prompts = [
+        {"prompt_id": prompt_id, "prompt": lines[0][0], "runs": [line for _, line in lines]}
+        for prompt_id, lines in zip(ids_of_hashes(common[page]), zip(*columns, strict=True), strict=True)
+    ]
     return {
         "total": len(common),
         "prompts": prompts,

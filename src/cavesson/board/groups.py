@@ -12,6 +12,7 @@ from cavesson.board.rows import answers, plain
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import CHUNK, Page, SplitQuery, step_of
 from cavesson.index.columns import MISSING, Array
+from cavesson.index.prompt_ids import ids_of
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import OTHER, Split
 
@@ -41,21 +42,23 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     if not len(rows):
         return {"total": 0, "groups": [], "left_out": len(step_of(run, snapshot, query.step, OTHER[query.split]).rows)}
     names, of = np.unique(group_of(snapshot, rows), return_inverse=True)
-    found = _spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
+    found = spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
     sort = query.sort.removeprefix("-")
     by = names if sort == "group" else found[sort]
     order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
     page = order[query.offset : query.offset + query.limit]
     members = [rows[of == group] for group in page]
+    ids = ids_of(snapshot, np.array([member[0] for member in members], np.int64))
     shown = _shown(run, snapshot, np.concatenate([member[:MAX_SHOWN] for member in members] or [rows[:0]]))
     lines = []
-    for group, member in zip(page, members, strict=True):
+    for group, member, prompt_id in zip(page, members, ids, strict=True):
         line = {name: values[group].item() for name, values in found.items()}
         responses = list(islice(shown, len(member[:MAX_SHOWN])))
         prompts = [response.pop("prompt") for response in responses]
         lines.append(
             {
                 "group": int(names[group]) if names[group] > LAST_NAMELESS else None,
+                "prompt_id": prompt_id,
                 "prompt": prompts[0],
                 **line,
                 "zero_variance": bool(line["n"] - line["unscored"] > 1 and line["min"] == line["max"]),
@@ -79,7 +82,7 @@ def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, 
         yield places | {"prompt": prompt[:SHOWN], "response": (response if answer is None else answer)[:SHOWN]}
 
 
-def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
+def spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
     """Return n, the number of responses of each group, how many have no reward, and statistics of the other rewards."""
     n, scored = np.bincount(of, minlength=count), ~np.isnan(rewards)
     of, rewards = of[scored], rewards[scored]
@@ -109,9 +112,11 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     groups = plain(snapshot, "group", rows) if "group" in snapshot.state.columns else [None] * len(rows)
     texts = run.texts(snapshot, rows).prompt
     prompts = [
-        {"group": group, "prompt": text[:SHOWN], "tries": int(tries[number]), "best_gap": float(best[number])}
-        | {"last_step": step, "last_sample": sample}
-        for number, group, text, (step, sample) in zip(page, groups, texts, snapshot.keys(rows), strict=True)
+        {"prompt_id": prompt_id, "group": group, "prompt": text[:SHOWN], "tries": int(tries[number])}
+        | {"best_gap": float(best[number]), "last_step": step, "last_sample": sample}
+        for number, prompt_id, group, text, (step, sample) in zip(
+            page, ids_of(snapshot, rows), groups, texts, snapshot.keys(rows), strict=True
+        )
     ]
     return {"total": len(never), "prompts": prompts}
 

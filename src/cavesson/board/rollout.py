@@ -14,6 +14,7 @@ from cavesson.board.runs import Board, NotFoundError, OpenRun, UnreadableError, 
 from cavesson.board.selection import RunQuery, step_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
+from cavesson.index.prompt_ids import id_of
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.read.not_learned import padding_at_end
 from cavesson.record.schema import SOURCE_CODES
@@ -61,6 +62,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     return {
         **row,
         **_cut(row),
+        "prompt_id": id_of(row["prompt"]),
         "gap": None if None in (row["reward"], row["ref_reward"]) else row["reward"] - row["ref_reward"],
         "starred": key in stars,
         "note": stars.get(key),

@@ -11,6 +11,7 @@ from cavesson.board.runs import Board, OpenRun
 from cavesson.board.search import matching
 from cavesson.board.selection import Page, Selection, order_of, page_of
 from cavesson.index.columns import CODED, Array
+from cavesson.index.prompt_ids import ids_of
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import OTHER
 
@@ -65,8 +66,9 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
     prompts = [text[:LENGTH] for text in texts.prompt]
     parts = excerpts(run, keys, texts.response, turns, query)
     stars = run.stars.all()
-    for line, answer, called in zip(result, _answers(turns, len(page)), _tools(snapshot, page), strict=True):
-        line |= {"answer": answer, "tools": None if answer is None else called}
+    answers, tools, ids = _answers(turns, len(page)), _tools(snapshot, page), ids_of(snapshot, page)
+    for line, answer, called, prompt_id in zip(result, answers, tools, ids, strict=True):
+        line |= {"answer": answer, "tools": None if answer is None else called, "prompt_id": prompt_id}
     for row, line, prompt, shown, key in zip(page.tolist(), result, prompts, parts, keys, strict=True):
         line |= {"row": row, "prompt": prompt, "response": shown.text, "excerpt_start": shown.start, "hit": shown.hit}
         line |= {"hit_turn": shown.turn, "starred": key in stars, "note": stars.get(key)}

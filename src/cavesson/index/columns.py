@@ -116,10 +116,15 @@ def _hashes(column: pa.ChunkedArray) -> Array:
     """Return a hash per text; equal texts have equal hashes in every run."""
     encoded = column.cast(pa.large_string()).combine_chunks().dictionary_encode()  # a string array has 2 GB at most
     texts = pc.cast(encoded.dictionary, pa.large_binary()).to_pylist()
-    hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True) for text in texts]
+    hashes = [text_hash(text) for text in texts]
     indices = encoded.indices.fill_null(len(texts)).to_numpy()
     named: Array = np.array([*hashes, MISSING["<i8"]], "<i8")[indices]
     return named
+
+
+def text_hash(text: bytes) -> int:
+    """Return the 64-bit hash by which the index knows a prompt, given as UTF-8."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def _is_missing(values: Array) -> Array:

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 from cavesson.index.calls import Calls
 from cavesson.index.columns import CODED, MISSING, Array
+from cavesson.index.prompt_ids import PATTERN as ID
+from cavesson.index.prompt_ids import numbers_of
 from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
@@ -25,7 +27,7 @@ OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 """Names that hold for a call, and not for a whole rollout."""
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
-_TEXTS = (*CODED, "tool", "arguments", "result", *SPOKEN)
+_TEXTS = (*CODED, "prompt_id", "tool", "arguments", "result", *SPOKEN)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -249,12 +251,23 @@ class _Evaluation:
         if name in SPOKEN:
             self._check_turns(name)
             return self._read(self.spoken, name, test, negate)
+        if name == "prompt_id":
+            return self._of_prompts(test, negate)
         if name not in CODED:
             texts = ", ".join((*_TEXTS, "error"))
             raise UserError(f"only {texts} are texts; to find words in responses, use the search")
         if name not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
         return _passing(self.snapshot.raw(name), self.snapshot.state.codes[name], MISSING["|u1"], test, negate)
+
+    def _of_prompts(self, test: "_Contains | _Equal", negate: bool) -> Array:
+        if wrong := [text for text in test.texts if isinstance(test, _Contains) or not re.fullmatch(ID, text)]:
+            raise UserError(
+                f"the id of a prompt is 16 digits and letters from a to f; it is not {shortened(wrong[0])!r}"
+            )
+        numbers = self.snapshot.raw("prompt")
+        found = np.isin(numbers, numbers_of(self.snapshot, test.texts))
+        return ~found & (numbers >= 0) if negate else found
 
     def _read(self, texts: CallTexts | SpokenTexts, name: str, test: "_Contains | _Equal", negate: bool) -> Array:
         return texts.where(name, test.texts, lambda some: pc.xor(test(some), negate), narrow=not negate, only=self.only)

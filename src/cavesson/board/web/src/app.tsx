@@ -23,6 +23,7 @@ const LETTERS: Record<View, string> = {
   overview: "o",
   step: "s",
   responses: "r",
+  prompt: "q",
   tokens: "t",
   patterns: "p",
   compare: "c",

@@ -93,6 +93,8 @@ export interface Row {
   parts: Record<string, Maybe>;
   finish_reason: string | null;
   prompt: string;
+  /** names the prompt in every run; absent in pages that were saved by earlier versions */
+  prompt_id?: string | null;
   response: string;
   /** the start of what the policy said last; null where the turns are unknown */
   answer?: string | null;
@@ -194,6 +196,7 @@ export interface TokenTexts {
 export interface Group {
   /** null where the record has none: prompts are then told apart by their text */
   group: Maybe;
+  prompt_id?: string | null;
   prompt: string;
   n: number;
   /** how many of them have no reward */
@@ -231,6 +234,49 @@ export interface NeverBeats {
   best_gap: Maybe;
   last_step: number;
   last_sample: number;
+}
+
+/** A prompt in a list: how often it was answered, and what the responses earned. */
+export interface PromptLine {
+  prompt_id: string;
+  group: Maybe;
+  prompt: string;
+  n: number;
+  unscored: number;
+  /** how many responses solve it; null where that is unknown */
+  solved: Maybe;
+  mean: Maybe;
+  /** the mean of the last step that has it minus that of the first; null where these are the same */
+  change: Maybe;
+  first_mean: Maybe;
+  last_mean: Maybe;
+}
+
+export interface Prompts {
+  total: number;
+  /** the reward from which on a response solves its prompt; null where the rewards do not tell */
+  solved_from: Maybe;
+  prompts: PromptLine[];
+  left_out: number;
+  partial?: Progress | null;
+}
+
+/** One prompt with all that was answered to it. */
+export interface PromptPage extends PromptLine {
+  ground_truth: string | null;
+  prompt_truncated: Maybe;
+  ground_truth_truncated: Maybe;
+  solved_from: Maybe;
+  /** how many prompts have a lower, and a higher mean reward */
+  harder: number;
+  easier: number;
+  steps: { step: number[]; n: number[]; unscored: number[]; mean: Maybe[]; sd: Maybe[]; min: Maybe[]; max: Maybe[] };
+  first: RolloutKey | null;
+  last: RolloutKey | null;
+  best: RolloutKey | null;
+  worst: RolloutKey | null;
+  left_out: number;
+  partial?: Progress | null;
 }
 
 export interface Heat {
@@ -276,7 +322,7 @@ export interface ComparedSide extends RolloutKey {
 /** The prompts that all sides have. */
 export interface Comparison {
   total: number;
-  prompts: { prompt: string; runs: ComparedSide[] }[];
+  prompts: { prompt_id?: string; prompt: string; runs: ComparedSide[] }[];
   /** names of settings of the rewards and of parts that differ; if there are any, nothing is ranked */
   rewards_differ: string[];
   /** wins[i][j]: prompts where side i's mean reward is above side j's */

@@ -10,6 +10,7 @@ import { oneLine, visible } from "../maths/text";
 import { patchRoute } from "../state/router";
 import { PROMPTS } from "../views/compare";
 import { Pages } from "./pages";
+import { PromptLink } from "./prompt-link";
 import { openTokens } from "./rollout-line";
 import { SaveTable } from "./save-table";
 import { Segments } from "./segments";
@@ -72,7 +73,7 @@ interface PromptProps {
   ranked: boolean;
 }
 
-function OnePrompt({ sides, prompt: { prompt, runs }, ranked }: PromptProps) {
+function OnePrompt({ sides, prompt: { prompt_id: id, prompt, runs }, ranked }: PromptProps) {
   const t = useText();
   const colours = usePalette();
   const [first, last] = [runs[0]?.mean ?? null, runs[runs.length - 1]?.mean ?? null];
@@ -80,7 +81,9 @@ function OnePrompt({ sides, prompt: { prompt, runs }, ranked }: PromptProps) {
   return (
     <article class="group">
       <header>
-        <span class="line">{oneLine(gist(prompt))}</span>
+        <PromptLink run={sides[0]!.run} id={id} class="line">
+          {oneLine(gist(prompt))}
+        </PromptLink>
         {ranked && (
           <b class={`number ${(difference ?? 0) < 0 ? "warning" : ""}`} title={t("differenceHint")}>
             {signed(difference)}

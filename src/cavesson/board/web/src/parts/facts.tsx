@@ -29,7 +29,7 @@ const ELSEWHERE = new Set([
   "answer",
   "attempt",
   "rank",
-  "prompt_hash",
+  "prompt_id",
 ]);
 
 export function Facts({ rollout }: { rollout: Rollout }) {

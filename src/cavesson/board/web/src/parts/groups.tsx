@@ -14,6 +14,7 @@ import { splitOf } from "../state/selection";
 import { Problem } from "./failure";
 import { Pages } from "./pages";
 import { LeftOut, Partial } from "./partial";
+import { PromptLink } from "./prompt-link";
 import { openTokens } from "./rollout-line";
 import { Segments } from "./segments";
 
@@ -77,7 +78,9 @@ function OneGroup({ run, group }: { run: number; group: Group }) {
   return (
     <article class={`group ${group.zero_variance ? "flat" : ""}`}>
       <header>
-        <span class="line">{oneLine(gist(group.prompt))}</span>
+        <PromptLink run={run} id={group.prompt_id} class="line">
+          {oneLine(gist(group.prompt))}
+        </PromptLink>
         {group.zero_variance && (
           <span class="tag" title={t("flatHint")}>
             {t("flat")}

@@ -8,6 +8,8 @@ const KEYS: [string[], Key][] = [
   [["{", "}"], "keyEnds"],
   [["g r"], "responses"],
   [["j", "k"], "keyRows"],
+  [["a", "b"], "keySides"],
+  [["g q"], "prompt"],
   [["g t"], "tokens"],
   [["Enter"], "keyOpen"],
   [["g p"], "patterns"],

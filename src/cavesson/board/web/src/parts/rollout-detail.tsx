@@ -16,6 +16,7 @@ import { Note } from "./note";
 import { openTokens, RolloutLine } from "./rollout-line";
 import { Partial } from "./partial";
 import { PromptText } from "./prompt";
+import { PromptLink } from "./prompt-link";
 import { Segments, Switch } from "./segments";
 import { Siblings } from "./siblings";
 import { Star } from "./star";
@@ -76,7 +77,9 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
     <div class="body">
       <Note run={run} row={rollout} />
       <Facts rollout={rollout} />
-      <h3>{t("prompt")}</h3>
+      <h3>
+        {t("prompt")} <ToPrompt run={run} rollout={rollout} />
+      </h3>
       <PromptText text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
       <h3>
         {t("response")} <span class="muted">{number(rollout.reward)}</span>
@@ -123,6 +126,16 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
         </details>
       )}
     </div>
+  );
+}
+
+export function ToPrompt({ run, rollout }: { run: number; rollout: Rollout }) {
+  const t = useText();
+  if (!rollout.prompt_id) return null;
+  return (
+    <PromptLink run={run} id={rollout.prompt_id} split={rollout.split === "eval" ? "eval" : undefined}>
+      {t("toPrompt")}
+    </PromptLink>
   );
 }
 

@@ -10,6 +10,7 @@ import { Smoothing } from "../parts/smoothing";
 import { StepBrief } from "../parts/step-brief";
 import { useDiagnosis } from "../parts/scrubber";
 import { Findings } from "../parts/findings";
+import { PromptLists } from "../parts/prompt-list";
 import { selectStep, useRun, useStep } from "../state/board";
 import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
@@ -68,6 +69,7 @@ export function Overview() {
       <ShapingBar shaping={shaping} zoomed={zoom !== null} />
       <div class="charts">{charts.map((chart) => drawn(chart))}</div>
       {run.columns.rows.length > 0 && <StepBrief step={step} />}
+      {run.columns.rows.length > 0 && <PromptLists />}
       <AllMetrics
         groups={others}
         find={find}

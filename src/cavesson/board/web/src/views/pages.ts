@@ -5,6 +5,7 @@ import type { View } from "../state/router";
 import { Compare } from "./compare";
 import { Overview } from "./overview";
 import { Patterns } from "./patterns";
+import { PromptView } from "./prompt";
 import { Responses } from "./responses";
 import { Settings } from "./settings";
 import { StepView } from "./step";
@@ -14,6 +15,7 @@ export const PAGES: Record<View, () => JSX.Element> = {
   overview: Overview,
   step: StepView,
   responses: Responses,
+  prompt: PromptView,
   tokens: Tokens,
   patterns: Patterns,
   compare: Compare,
