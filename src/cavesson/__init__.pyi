@@ -1,5 +1,7 @@
 """Train language models with human feedback, with every token of every rollout on record."""
 
+from cavesson.algorithms.distill import Distill as Distill
+from cavesson.algorithms.distill import DistillRun as DistillRun
 from cavesson.algorithms.dpo import DPO as DPO
 from cavesson.algorithms.dpo import DPORun as DPORun
 from cavesson.algorithms.grouped import OnePassSettings as OnePassSettings
@@ -90,6 +92,9 @@ from cavesson.models.settings import (
 )
 from cavesson.models.settings import (
     ReferenceSettings as ReferenceSettings,
+)
+from cavesson.models.settings import (
+    TeacherSettings as TeacherSettings,
 )
 from cavesson.models.settings import (
     ValueSettings as ValueSettings,

@@ -11,7 +11,7 @@ from rich.console import Console
 from cavesson.text.visible import visible_line
 
 SHOWN = (
-    "reward/mean", "kl/objective", "policy/entropy", "length/response_mean", "loss/total", "loss/nll",
+    "reward/mean", "kl/objective", "teacher/kl", "policy/entropy", "length/response_mean", "loss/total", "loss/nll",
     "loss/preference", "perplexity", "eval/perplexity", "reward/accuracy", "eval/reward/accuracy",
     "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
 )  # fmt: skip

@@ -34,6 +34,7 @@ ALGORITHMS = {
     "ppo": Entry("cavesson.algorithms.ppo", "PPORun", "Reinforcement learning with a critic."),
     "grpo": Entry("cavesson.algorithms.grpo", "GRPORun", "Reinforcement learning that compares a group of responses."),
     "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),
+    "distill": Entry("cavesson.algorithms.distill", "DistillRun", "Learn from a teacher on the model's own responses."),
     "raft": Entry("cavesson.algorithms.raft", "RAFTRun", "Fine-tune on the best of the model's own responses."),
 }
 ALGORITHMS |= {

@@ -164,8 +164,16 @@ class Rollouts:
 
     @property
     def is_scored(self) -> Tensor:
-        """Whether any part of the reward judges each response, `[B]` bool; the reward of all others is NaN."""
-        return ~self["reward"].isnan()
+        """Whether a response may be learned from, `[B]` bool: some part of the reward judges it, or nothing rewards.
+
+        The reward of all others is NaN.
+        """
+        return ~self["reward"].isnan() if self.has_rewards else torch.ones(len(self), dtype=torch.bool)
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether anything rewards responses."""
+        return "reward" in self.batch
 
     def scored(self) -> "Rollouts":
         """Return the rollouts that a reward judges."""
@@ -196,6 +204,10 @@ class Scores(NamedTuple):
     logprob: Tensor
     entropy: Tensor
     value: Tensor | None
+    divergence: Tensor | None = None
+    """from a teacher, over the vocabulary; None unless the policy is asked for it"""
+    teacher_logprob: Tensor | None = None
+    """of the same tokens under the teacher, without a graph; None without a divergence"""
 
 
 class PairScores(NamedTuple):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
+from cavesson.algorithms.distill import Distill
 from cavesson.algorithms.grpo import GRPO
 from cavesson.algorithms.ppo import PPO
 from cavesson.algorithms.raft import RAFT
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, RolloutAlgorithm] = {
     "rloo": RLOO(ratio="token"),
     "rloo-response": RLOO(ratio="sequence", importance=1.2),
     "raft": RAFT(k=2),
+    "distill": Distill(),
 }
 
 
@@ -51,6 +53,7 @@ def single() -> Batch:
     return batch.with_columns(
         value=numbers() * kept,
         kl_penalty=kl.k1(batch["logprob"], batch["ref_logprob"]) * kept,
+        teacher_logprob=numbers() * kept,
         now=(batch["logprob"] + 0.3 * numbers()) * kept,
         entropy=numbers().abs() * kept,
         now_value=numbers() * kept,

@@ -204,7 +204,7 @@ def test_a_reward_model_is_examined_with_what_it_held_out(tmp_path: Path, tokeni
     assert [one.good for one in held_out] == ["6 yes", "7 yes"]
 
 
-@pytest.mark.parametrize("name", ["sft", "reward-model", "dpo", "ppo", "grpo", "rloo", "raft"])
+@pytest.mark.parametrize("name", ["sft", "reward-model", "dpo", "ppo", "grpo", "rloo", "raft", "distill"])
 def test_a_recipe_says_by_its_name_which_command_it_is_for(name: str) -> None:
     (plan,) = planned(RECIPES / f"tiny-{name}.toml", [], None)
     assert plan.command == name

@@ -46,6 +46,10 @@ FLAGS = {
         *HELD_OUT,
     ],
     "raft": ["--raft.k", "2", "--reference.kind", "copy", *HELD_OUT],
+    "distill": [
+        *("--samples_per_prompt", "2", "--distill.loss_type", "full", "--distill.importance", "2"),
+        *("--teacher.path", "tiny", "--reference.kind", "copy", *HELD_OUT),
+    ],
     "sft": ["--data.columns.response", "chosen", *PAIRS],
     "reward-model": PAIRS,
     "dpo": PAIRS,
@@ -118,6 +122,8 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     here = fresh(tmp_path / "here")
     (here / "recipes").symlink_to(ROOT / "recipes")
     flags = ["--steps", "2", "--batch_size", "8", "--run", "run", "--model.device", "cpu"]
+    if name == "distill":
+        assert cavesson(here, "sft", "recipes/tiny-sft.toml", "--steps", "2").code == 0  # the teacher
     done: Done = cavesson(here, name, f"recipes/tiny-{name}.toml", *flags)
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1].startswith("result   ")

@@ -58,6 +58,14 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "ppo", "batch_size": 6, "model__dtype": "bfloat16", "update__micro_batch_size": 1,
         "sampling__batch_size": 1, "steps": 1,
     },
+    "distill, whole distributions, no reward": {
+        "algorithm": "distill", "distill__loss_type": "full", "distill__beta": 0.5, "rewards": None, "batch_size": 9,
+        "update__micro_batch_size": 2,
+    },
+    "distill, single pass, recomputed": {
+        "algorithm": "distill", "update__epochs": 1, "update__mini_batches": 1, "batch_size": 9, "rewards": None,
+        "distill__loss_type": "full", "model__gradient_checkpointing": True, "update__micro_batch_size": 2,
+    },
     "ppo, weight decay": {"algorithm": "ppo", "batch_size": 9, "optimizer__weight_decay": 1.0},
     "raft, single pass": {"algorithm": "raft", "update__epochs": 1, "update__mini_batches": 1, "batch_size": 10},
 }  # fmt: skip

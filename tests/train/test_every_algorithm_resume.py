@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo with adapters, resampled": ("grpo", {**RESAMPLED, **LORA}),
     "rloo without a reference": ("rloo", {**INSIDE, "kl.coef": 0, "reference.kind": "none"}),
     "ppo with held-out prompts": ("ppo", {**INSIDE, "data.validation": 0.4, "evaluation.every": 1}),
+    "distill without a reward": ("distill", {**INSIDE, "rewards": None, "distill.loss_type": "full"}),
     "in bfloat16": ("grpo", {**INSIDE, "model.dtype": "bfloat16", "steps": 1}),
 }
 # Of the disk operations of the whole run; several mean that the resumed run is killed as well.

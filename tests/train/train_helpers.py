@@ -101,7 +101,7 @@ def is_looking() -> bool:
     return False
 
 
-OFFLINE, ONLINE = ("sft", "reward-model", "dpo"), ("ppo", "grpo", "rloo", "raft")
+OFFLINE, ONLINE = ("sft", "reward-model", "dpo"), ("ppo", "grpo", "rloo", "raft", "distill")
 
 DEMONSTRATIONS = (
     ("On the table", " lay a letter."), ("My", " dog"), ("", "It rained all day long, and nobody came."), ("A", "n"),
@@ -165,6 +165,7 @@ TINY: dict[str, dict[str, Any]] = {
     "grpo": {"samples_per_prompt": 3, "kl.coef": 0.1},
     "rloo": {"samples_per_prompt": 3},
     "raft": {"raft.k": 2},
+    "distill": {"samples_per_prompt": 3},
 }
 
 
@@ -189,15 +190,30 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
         values |= {"steps": 2, "batch_size": 6, "data.path": "prompts.txt", "sampling.random_length": [1, 6]}
         values |= {"update.epochs": 2, "update.mini_batches": 2, "rewards": "uneven"}
         values["doctor.on_finding"] = "ignore"  # its last look at a finished run takes longer than the run
+    if name == "distill":
+        values["teacher.path"] = str(_teacher(data))
     values |= TINY[name] | {change.replace("__", "."): value for change, value in changes.items()}
     if not (values.get("data.validation") or values.get("data.validation_path")):
         values.pop("evaluation.every", None)
     values["data.path"] = str(data / values["data.path"])
+    if values.get("rewards", "") is None:
+        del values["rewards"]
     flags = []
     for field, value in values.items():
         text = f'[{{use = "{data}/rewards.py:{value}", name = "{value}"}}]' if field == "rewards" else json.dumps(value)
         flags += [f"--{field}", "none" if value is None else text]
     return flags
+
+
+def _teacher(data: Path) -> Path:
+    """Return the folder of a model that differs from the tiny one."""
+    folder, unfinished = data / "teacher", data / f"teacher.{os.getpid()}"
+    if not folder.exists():
+        tiny_model(seed=5).save_pretrained(unfinished)
+        tiny_tokenizer().save_pretrained(unfinished)
+        with suppress(OSError):  # another process was faster
+            unfinished.rename(folder)
+    return folder
 
 
 def _write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

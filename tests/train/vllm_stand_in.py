@@ -28,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.append(str(Path(__file__).parents[1]))  # a separate process does not have it yet
 from store_group import StoreGroup
@@ -112,6 +112,31 @@ class StandIn:
         }
         answer = {"choices": [choice]} if is_probe(given) else self.spoil({"choices": [choice]})
         return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    async def completed(self, request: Request) -> Response:
+        """Score a prompt, as `/v1/completions` does with `prompt_logprobs`."""
+        given = json.loads(await request.body())
+        self.requests.append(given)
+        if given["model"] != "the-teacher":
+            return JSONResponse({"error": "no such model"}, status_code=404)
+        ids = given["prompt"]
+        logprobs = self._logits(self.model, ids).log_softmax(-1)
+        likely = given["prompt_logprobs"] + 1
+        found: list[Answer | None] = [None]
+        for at, token in enumerate(ids[1:]):
+            shown = [token, *logprobs[at].topk(likely).indices.tolist()]
+            found.append({str(one): {"logprob": float(logprobs[at, one])} for one in shown})
+        answer = self.spoil({"choices": [{"index": 0, "text": "x", "prompt_logprobs": found}]})
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    async def named(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "the-teacher", "object": "model"}]})
+
+    async def tokenised(self, request: Request) -> Response:
+        given = json.loads(await request.body())
+        tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        tokens = tokenizer.encode(given["prompt"], add_special_tokens=given["add_special_tokens"])
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": 4096})
 
     def _drawn(
         self, model: Any, ids: list[int], params: Answer, count: int, draws: torch.Generator
@@ -247,7 +272,9 @@ def serving(folder: Path, port: int = 0, host: str = "127.0.0.1", key: str = "")
     routes = [Route(path, one.told, methods=["POST"]) for path in (*told, "/update_weight_version")]
     updated = ("/start_weight_update", "/update_weights", "/finish_weight_update", "/init_weight_transfer_engine")
     routes += [Route(path, one.updated, methods=["POST"]) for path in updated]
-    routes += [Route("/get_world_size", one.counted)]
+    routes += [Route("/get_world_size", one.counted), Route("/v1/models", one.named)]
+    routes += [Route("/v1/completions", one.completed, methods=["POST"])]
+    routes += [Route("/tokenize", one.tokenised, methods=["POST"])]
     routes += [Route(path, one.slept, methods=["POST"]) for path in ("/sleep", "/wake_up")]
     routes += [Route("/inference/v1/generate", one.generate, methods=["POST"]), Route("/health", one.described)]
     server = uvicorn.Server(

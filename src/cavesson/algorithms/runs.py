@@ -28,7 +28,14 @@ from cavesson.config import Settings
 from cavesson.data.settings import ChatSettings, PromptSettings
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import Names
-from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
+from cavesson.models.settings import (
+    ModelSettings,
+    OtherModelSettings,
+    ReferenceSettings,
+    StartSettings,
+    TeacherSettings,
+    ValueSettings,
+)
 from cavesson.object_storage import checked_url
 from cavesson.processes import Processes
 from cavesson.rollout.engines.settings import SamplingSettings
@@ -218,6 +225,26 @@ class RolloutRun(RunSettings):
         return next((value for _, value in self if isinstance(value, ValueSettings)), None) if has_critic else None
 
     @property
+    def local_teacher(self) -> TeacherSettings | None:
+        """The settings of a teacher that is loaded beside the policy, or None without one."""
+        return None
+
+    @property
+    def teacher_servers(self) -> tuple[str, ...]:
+        """The URLs of a teacher on servers."""
+        return ()
+
+    @property
+    def divergence(self) -> float | None:
+        """The β of the divergence from the teacher that the loss reads, or None if it reads none."""
+        return None
+
+    def check_signal(self, is_rewarded: bool) -> None:
+        """Raise a UserError unless there is something to learn from, given whether anything rewards responses."""
+        if not is_rewarded:
+            raise UserError("no reward is given: add [[rewards]] to the recipe, or pass rewards=")
+
+    @property
     def kl_estimator(self) -> str:
         """The estimator of the KL penalty."""
         return "k1"
@@ -249,11 +276,20 @@ class RolloutRun(RunSettings):
         return None
 
     def policy(self, model: "PreTrainedModel") -> "Policy":
-        """Return the initial policy, with its critic and reference, of a model without adapters."""
+        """Return the initial policy of a model without adapters, with its critic, reference and teacher."""
         from cavesson.models.policy import build_policy
 
-        temperature, shares, maps = self.scoring_temperature, self.shares_prompts, self.maps_weights
-        return build_policy(model, self.model, self.critic, self.reference, temperature, shares, maps)
+        return build_policy(
+            model,
+            self.model,
+            self.critic,
+            self.reference,
+            self.scoring_temperature,
+            self.shares_prompts,
+            self.maps_weights,
+            self.local_teacher,
+            self.divergence,
+        )
 
     def facts(self) -> dict[str, Any]:
         use = self.kl_use

@@ -51,8 +51,7 @@ def _check_training(stage: TrainingStage, known: Mapping[str, Stage]) -> None:
     prompts = prompts_of(settings, tokenizer, conversation)
     with tried(conversation, prompts) as columns:
         _check_rewards(settings.rewards, known, prompts.texts, columns)
-    if not settings.rewards and (conversation is None or not conversation.scored):
-        raise UserError("the stage has no reward: add one to its rewards")
+    settings.check_signal(bool(settings.rewards or (conversation is not None and conversation.scored)))
 
 
 def _check_comparison(stage: ComparisonStage, known: Mapping[str, Stage]) -> None:

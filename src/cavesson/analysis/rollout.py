@@ -16,7 +16,10 @@ from cavesson.text.visible import visible
 
 FACTS = ("split", "reward", "finish_reason", "length", "kl_k1", "ground_truth")
 """Columns of the row that are shown."""
-NUMBERS = ("logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy")
+NUMBERS = (
+    "logprob", "ref_logprob", "teacher_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return",
+    "entropy",
+)  # fmt: skip
 """Columns of a token that its tooltip shows."""
 COLOUR_ORDER = (MEASURES[-2], *MEASURES[:-2], MEASURES[-1])
 """The first of them that was measured colours the tokens: what training changed, if there is a reference."""

@@ -39,7 +39,7 @@ from cavesson.rollout.rewards.settings import RewardSettings
 from cavesson.rollout.rewards.table import Reward, build_rewards, rehearse, score
 from cavesson.tools.settings import ScorerSettings
 from cavesson.train.by_plan import left_to_plan, with_choices
-from cavesson.train.prompts import check_rewards, conversation_of, prompts_of, tried
+from cavesson.train.prompts import conversation_of, is_rewarded, prompts_of, tried
 
 if TYPE_CHECKING:
     from cavesson.plan.prediction import Memory
@@ -255,7 +255,10 @@ class _Check:
             yield SkippedCheck("reward", "an earlier stage has not trained the reward model yet")
             return
         self.rewards = build_rewards(planned, self.device)
-        check_rewards(self.rewards, conversation, "add [[rewards]] to the recipe")
+        rewarded = is_rewarded(self.rewards, conversation)
+        self.settings.check_signal(rewarded)
+        if not rewarded:
+            return
         with tried(conversation, self.prompts) as columns:
             rehearse(self.rewards, self.prompts.texts, columns)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")

@@ -49,11 +49,12 @@ class First:
     """share that ended by themselves"""
     lengths: tuple[int, int, int]
     """tokens of the shortest, the middle and the longest"""
-    reward: float
-    reward_std: float
+    reward: float | None
+    """None if nothing rewards them"""
+    reward_std: float | None
     equal_groups: float | None
     """share of groups whose responses all have the same reward; None where nothing compares those of a group"""
-    samples: tuple[tuple[str, str, float], ...]
+    samples: tuple[tuple[str, str, float | None], ...]
     """a few prompts, responses and rewards"""
 
 
@@ -239,16 +240,17 @@ def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Result:
 
 
 def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
-    rows = sorted((row for row in rows if row["step"] == 0), key=lambda row: row["reward"])
+    rows = [row for row in rows if row["step"] == 0]
+    rows.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"])
     lengths = sorted(row["length"] for row in rows)
-    rewards = [row["reward"] for row in rows]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     groups = _groups(rows, "reward", samples_per_prompt)
     return First(
         responses=len(rows),
         ended=sum(row["finish_reason"] != "length" for row in rows) / len(rows),
         lengths=(lengths[0], lengths[len(lengths) // 2], lengths[-1]),
-        reward=float(np.mean(rewards)),
-        reward_std=float(np.std(rewards)),
+        reward=float(np.mean(rewards)) if rewards else None,
+        reward_std=float(np.std(rewards)) if rewards else None,
         equal_groups=sum(len(set(group)) == 1 for group in groups) / len(groups) if samples_per_prompt > 1 else None,
         samples=tuple(
             (row["prompt"], row["response"], row["reward"]) for row in (rows[0], rows[len(rows) // 2], rows[-1])

@@ -108,13 +108,18 @@ def _show_first(console: Console, report: Report) -> None:
     first, suggestion = measured.first, measured.suggestion
     low, middle, high = first.lengths
     groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have equal rewards"
+    reward = ""
+    if first.reward is not None and first.reward_std is not None:
+        reward = f", reward {number(first.reward)} ± {number(first.reward_std)}"
     console.print(
         f"\n[bold]First responses[/] {first.responses}: {first.ended:.0%} ended by themselves, {low} to {high} tokens "
-        f"(median {middle}), reward {number(first.reward)} ± {number(first.reward_std)}{groups}",
+        f"(median {middle}){reward}{groups}",
         highlight=False,
     )
-    for prompt, response, reward in first.samples:
-        line = Text.assemble(f"  {number(reward):>8}  ", (_short(prompt), "dim"), _short(response))
+    for prompt, response, score in first.samples:
+        line = Text.assemble(
+            f"  {'–' if score is None else number(score):>8}  ", (_short(prompt), "dim"), _short(response)
+        )
         console.print(line, overflow="ellipsis", no_wrap=True)
     if suggestion is None:
         return

@@ -19,13 +19,14 @@ TEMPLATES = {
     "reward-model": PAIRS,
     "dpo": PAIRS,
     **dict.fromkeys(("ppo", "grpo", "rloo", "raft"), ROLLOUTS),
+    "distill": ("distill.toml", *ROLLOUTS[1:]),
 }
 """Of every command, the recipe and the files that it names, in the folder `templates`."""
 
 
 @init_app.command()
 def init(
-    algorithm: Annotated[str, typer.Argument(help="sft, reward-model, dpo, ppo, grpo, rloo or raft.")],
+    algorithm: Annotated[str, typer.Argument(help="sft, reward-model, dpo, ppo, grpo, rloo, raft or distill.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the recipe; it is made if it does not exist.")] = Path("."),
 ) -> None:
     """Write a commented recipe that runs as it is, with its data and reward: cavesson init grpo mine."""

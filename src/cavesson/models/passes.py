@@ -35,7 +35,7 @@ class Ways(NamedTuple):
 
 
 def use(role: Role, ways: Ways) -> Iterator[str]:
-    """Let a role, and its frozen reference, use those of these ways that are exact; yield why others are not."""
+    """Let a role, and its frozen models, use those of these ways that are exact; yield why others are not."""
     used, reasons = exact_ways(role, ways)
     take(role, used)
     yield from reasons
@@ -43,13 +43,12 @@ def use(role: Role, ways: Ways) -> Iterator[str]:
 
 
 def roles_of(role: Role) -> list[Role]:
-    """Return a role and its frozen reference, if it has one."""
-    reference = role.frozen_reference if isinstance(role, Policy) else None
-    return [role] if reference is None else [role, reference]
+    """Return a role and its frozen models, such as a reference."""
+    return [role, *(role.frozen.values() if isinstance(role, Policy) else ())]
 
 
 def models_of(role: Role) -> list[nn.Module]:
-    """Return the models of a role: its own, a separate critic, and a frozen reference."""
+    """Return the models of a role: its own, a separate critic, and frozen ones."""
     found = [role.model, getattr(role, "critic", None), *(one.model for one in roles_of(role)[1:])]
     return [model for model in found if model is not None]
 

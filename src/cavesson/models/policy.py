@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
@@ -20,12 +21,19 @@ from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
 from cavesson.models.packed import pack_rows, packed_states
 from cavesson.models.parts import adapts_shared, causal, check_head, outdated_names, output_head, trunk
 from cavesson.models.quantized import check_trainable, is_quantized
-from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.models.settings import (
+    ModelSettings,
+    OtherModelSettings,
+    ReferenceSettings,
+    TeacherSettings,
+    ValueSettings,
+)
 from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
 from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
 from cavesson.models.vocabulary import check_vocabulary
+from cavesson.ops.divergence import generalised_jsd
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import LogProbs, full_kl, token_logprobs
 from cavesson.ops.masked import spread
@@ -51,15 +59,18 @@ class ValueHead(nn.Linear):
 
 
 class Policy(nn.Module):
-    """The trained model, wrapped by PEFT if it has adapters, its critic, and the reference to which the KL is measured.
+    """The trained model, wrapped by PEFT if it has adapters, its critic, and the models that it is compared with.
 
-    The `temperature` divides the logits of policy and reference, as in sampling. `value` is "trunk", a separate trunk,
-    or None for algorithms without a critic; `reference` "adapters-off", a frozen model, or None. With `shares_prompts`,
-    a prompt is read once for all its responses in a batch. The two ways round differently, so all scores use the same
-    way: of policy and reference, with gradients and without.
+    The `temperature` divides the logits of all of them, as in sampling. `value` is "trunk", a separate trunk, or None
+    for algorithms without a critic; `reference`, to which the KL is measured, is "adapters-off", a frozen model, or
+    None; `teacher` is a frozen model or None. With a `divergence`, the β of `generalised_jsd`, `forward` also computes
+    that from the teacher. With `shares_prompts`, a prompt is read once for all its responses in a batch. The two ways
+    round differently, so all scores use the same way: of all models, with gradients and without.
     """
 
-    passes: ClassVar[tuple[str, ...]] = ("reference_logprob", "reference_kl", "kl_from", "check", "during")
+    passes: ClassVar[tuple[str, ...]] = (
+        "reference_logprob", "reference_kl", "kl_from", "teacher_logprob", "teaching", "check", "during"
+    )  # fmt: skip
     """methods besides `forward` that use the weights and are called from outside"""
 
     def __init__(
@@ -69,6 +80,8 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         value: nn.Module | str | None = None,
         reference: PreTrainedModel | str | None = None,
+        teacher: PreTrainedModel | None = None,
+        divergence: float | None = None,
         shares_prompts: bool = False,
     ) -> None:
         super().__init__()
@@ -82,13 +95,14 @@ class Policy(nn.Module):
         self.critic = value if isinstance(value, nn.Module) else None
         read: Any = causal(model) if self.critic is None else self.critic
         self.value_head = None if value is None else ValueHead(read.config.get_text_config().hidden_size)
-        scorer: Policy | str | None = (
-            Policy(reference, temperature=temperature, shares_prompts=shares_prompts)
-            if isinstance(reference, PreTrainedModel)
-            else reference
-        )
-        # In a tuple, a frozen reference is not a submodule: its weights are not trained or saved with the policy's.
-        self._reference = (scorer,)
+        self.divergence = divergence
+
+        def frozen(model: PreTrainedModel) -> Policy:
+            return Policy(model, temperature=temperature, shares_prompts=shares_prompts)
+
+        # In a tuple, a frozen model is not a submodule: its weights are not trained or saved with the policy's.
+        self._reference = (frozen(reference) if isinstance(reference, PreTrainedModel) else reference,)
+        self._teacher = (None if teacher is None else frozen(teacher),)
         # Evaluation mode disables all randomness: dropout and the noise of mixture-of-experts routers.
         self.eval()
         if not is_mapped(self):
@@ -121,6 +135,17 @@ class Policy(nn.Module):
         (reference,) = self._reference
         return reference if isinstance(reference, Policy) else None
 
+    @property
+    def teacher(self) -> "Policy | None":
+        """The teacher, if it is a model here."""
+        return self._teacher[0]
+
+    @property
+    def frozen(self) -> "dict[str, Policy]":
+        """The models beside the trained one that are not trained, by their roles."""
+        found = {"reference": self.frozen_reference, "teacher": self.teacher}
+        return {name: one for name, one in found.items() if one is not None}
+
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability, entropy and value of every learned token, differentiable if gradients are on."""
         hidden = self.hidden(self.model, batch)
@@ -128,7 +153,32 @@ class Policy(nn.Module):
         if self.value_head is not None:
             seen = hidden if self.critic is None else self.hidden(self.critic, batch)
             value = _at_learned(self.value_head(seen.float()).squeeze(-1), batch)
-        return Scores(*self._logprobs(self.model, hidden, batch), value)
+        taught = () if self.divergence is None else self._taught(hidden, batch, self.divergence)
+        return Scores(*self._logprobs(self.model, hidden, batch), value, *taught)
+
+    def _taught(self, hidden: Tensor, batch: Batch, beta: float) -> tuple[Tensor, Tensor]:
+        """Compute the divergence from the teacher, given the policy's states, and the teacher's log-probabilities."""
+        assert self.teacher is not None, "a divergence needs a teacher"
+        states, head, logprob = self.teacher.teaching(batch)
+        found = generalised_jsd(hidden, output_head(self.model), states, head, beta, self.temperature)
+        return _at_learned(found, batch), logprob
+
+    @torch.no_grad()
+    def teaching(self, batch: Batch) -> tuple[Tensor, Head, Tensor]:
+        """Compute what another model learns from this one: states `[N, H]`, their head, and log-probabilities `[B, T]`.
+
+        Sharded weights are freed after this pass, so their head is a copy.
+        """
+        states, head = self.hidden(self.model, batch), output_head(self.model)
+        if isinstance(self, FSDPModule):
+            head = head._replace(weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
+        return states, head, self._logprobs(self.model, states, batch)[0]
+
+    @torch.no_grad()
+    def teacher_logprob(self, batch: Batch) -> Tensor:
+        """Compute the log-probability `[B, T]` of every learned token under the teacher."""
+        assert self.teacher is not None, "no teacher is a model here"
+        return self.teacher(batch).logprob  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def reference_logprob(self, batch: Batch) -> Tensor:
@@ -220,8 +270,10 @@ def build_policy(
     temperature: float,
     shares_prompts: bool = False,
     mapped: bool = False,
+    teacher: TeacherSettings | None = None,
+    divergence: float | None = None,
 ) -> Policy:
-    """Build a policy with its critic and reference, if there are settings of them, from a loaded model.
+    """Build a policy with its critic, reference and teacher, if there are settings of them, from a loaded model.
 
     `mapped` says whether all of it will be sharded, so that other models may stay in their files, see `mapped`, and
     copies of the model need no memory. The other arguments are as for `Policy`.
@@ -240,6 +292,8 @@ def build_policy(
         temperature=temperature,
         value=critic,
         reference=role,
+        teacher=None if teacher is None else _other(model, settings, teacher, "teacher", mapped),
+        divergence=divergence,
         shares_prompts=shares_prompts,
     )
     if policy.critic is not None:
@@ -282,11 +336,18 @@ def _reference(
         return kind
     if kind == "copy":
         return (aliased(model) if mapped else copy.deepcopy(model)).requires_grad_(False)
-    start = reference.start(settings.dtype)
-    assert start is not None, "ReferenceSettings refuses a model without a path"
-    other = load_start(start, mapped=mapped).requires_grad_(False)
-    check_vocabulary(other, "reference", start, model, settings)
-    return other
+    return _other(model, settings, reference, "reference", mapped)
+
+
+def _other(
+    model: PreTrainedModel, settings: ModelSettings, other: OtherModelSettings, name: str, mapped: bool
+) -> PreTrainedModel:
+    """Return a frozen model beside the policy's, of the same vocabulary."""
+    start = other.start(settings.dtype)
+    assert start is not None, "settings refuse a model without a path"
+    loaded = load_start(start, mapped=mapped).requires_grad_(False)
+    check_vocabulary(loaded, name, start, model, settings)
+    return loaded
 
 
 def _critic(

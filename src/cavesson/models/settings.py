@@ -161,6 +161,22 @@ class ReferenceSettings(OtherModelSettings):
         return self
 
 
+class TeacherSettings(OtherModelSettings):
+    """The model that the policy learns from, in this process or on servers."""
+
+    path: LocalPath | None = None
+    """the teacher, written as `model.path`; it must use the policy's tokenizer"""
+    servers: tuple[str, ...] = ()
+    """URLs of vLLM servers that have the teacher, such as ["http://host:8000"], instead of `path`; VLLM_API_KEY in the
+    environment is their key, if they need one"""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.servers:
+            self.refuse("path", "beside servers, which have the teacher; remove one of them")
+        return self
+
+
 class FrozenSettings(OtherModelSettings):
     """The model that a policy is compared with, if it is only needed before training."""
 

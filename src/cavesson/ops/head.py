@@ -29,6 +29,11 @@ class Head(NamedTuple):
         rounded = self.was_rounded or self.weight.dtype != torch.float32
         return self._replace(weight=self.weight.float(), bias=bias, was_rounded=rounded)
 
+    def first(self, rows: int) -> "Head":
+        """Return the same head with only this many tokens."""
+        bias = None if self.bias is None else self.bias[:rows]
+        return self if rows == len(self.weight) else self._replace(weight=self.weight[:rows], bias=bias)
+
 
 def head_logits(hidden: Float[Tensor, "N H"], head: Head, temperature: float) -> Float[Tensor, "N V"]:
     """Return the logits divided by the temperature, without a graph: intermediate results are overwritten in place."""

@@ -7,7 +7,7 @@ from cavesson.plan.prediction import Memory
 from cavesson.plan.skeleton import config_of
 from cavesson.plan.vllm import has_experts, server_weights, servers_of
 
-_ON_HOST = ("weights", "critic", "reference", "optimiser")
+_ON_HOST = ("weights", "critic", "reference", "teacher", "optimiser")
 
 
 def limits(settings: RolloutRun | ExampleRun, memory: Memory) -> Iterator[str]:

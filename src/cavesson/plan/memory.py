@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -57,13 +57,11 @@ def rollout_memory(
         with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
             ways = as_on_gpu(policy, settings.model) if mesh is None else []
-            reference = policy.frozen_reference
             weights = weight_bytes(policy.model, settings.model)
-            for role in (policy, reference) if reference is not None else (policy,):
+            for role in (policy, *policy.frozen.values()):
                 sharded(role, mesh, causal(role.model).dtype)
             run = Simulation(policy, optimizer_of(policy, settings), settings.algorithm, place.processes)
-            others: list[nn.Module] = [] if reference is None else [reference]
-            with run.begun(_vocabulary(policy), others):
+            with run.begun(_vocabulary(policy), [*policy.frozen.values()]):
                 cache = 0
                 if settings.sampling.declared.local:  # servers have their weights and their cache elsewhere
                     earlier = settings.longest_episode if settings.environment.is_named else 0
@@ -130,7 +128,9 @@ def _score_and_learn(
 ) -> None:
     """Simulate a step from its responses on."""
 
-    def score_reference() -> None:
+    def score_others() -> None:
+        if policy.teacher is not None and policy.divergence is None:
+            policy.teacher_logprob(scored)
         if policy.has_reference:
             policy.reference_logprob(scored)
             if settings.kl_estimator == "full":
@@ -139,12 +139,12 @@ def _score_and_learn(
     @torch.no_grad()
     def score() -> None:
         policy(scored)
-        score_reference()
+        score_others()
 
     if not largest.single_pass:
         run.stage("scoring", score)
-    # If scoring is the forward pass of the only update, the reference scores while its graph is in memory.
-    run.learn(learned, largest.passes, score_reference if largest.single_pass else None)
+    # If scoring is the forward pass of the only update, the others score while its graph is in memory.
+    run.learn(learned, largest.passes, score_others if largest.single_pass else None)
     run.stage("optimiser step", run.optimise)
 
 
@@ -153,12 +153,13 @@ def _memory(
 ) -> Memory:
     """Return the memory of a simulation; `weights` is the size of the trained model before it is sharded."""
     role, optimizer = run.role, run.optimizer
-    reference = getattr(role, "frozen_reference", None)
+    frozen = role.frozen if isinstance(role, Policy) else {}
     inside, all_of_role = set(role.model.parameters()), list(role.parameters())
     stays = {
         "weights": _local(inside) if is_sharded else weights,
         "critic": _local(p for p in all_of_role if p not in inside),
-        "reference": 0 if reference is None else _local(reference.parameters()),
+        "reference": 0,
+        **{name: _local(one.parameters()) for name, one in frozen.items()},
         "optimiser": _local(optimizer.state().values())
         + _local(m for name, m in optimizer.masters.items() if m is not optimizer.parameters[name]),
         "reward models": rewards,

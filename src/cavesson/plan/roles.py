@@ -25,11 +25,11 @@ from cavesson.processes import Processes
 from cavesson.train.ways import compiles, packs
 from cavesson.types import Batch
 
-_TOKEN_COLUMNS = ("logprob", "ref_logprob", "sampler_logprob", "kl_penalty", "entropy", "value")
+_TOKEN_COLUMNS = ("logprob", "ref_logprob", "teacher_logprob", "sampler_logprob", "kl_penalty", "entropy", "value")
 
 
 def fake_policy(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, layers: int | None) -> Policy:
-    """Build the policy of a run, with its critic and its reference, as `build_policy` does from loaded models."""
+    """Build the policy of a run, with its critic, reference and teacher, as `build_policy` does from loaded models."""
     kind = settings.reference.resolved(settings.model.lora is not None)
     frozen = _reference_model(settings.model, settings.reference)
     reference: Any = "adapters-off" if kind == "adapters-off" else None
@@ -39,18 +39,28 @@ def fake_policy(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, layers
     start = _critic_model(settings)
     if start is not None:
         critic = trunk(_unread(start, tokenizer, layers, adapters=False)).requires_grad_(True)
+    teacher: Any = settings.local_teacher and settings.local_teacher.start(settings.model.dtype)
+    if teacher is not None:
+        teacher = _unread(ModelSettings(**dict(teacher)), tokenizer, layers, adapters=False).requires_grad_(False)
     policy = Policy(
         _unread(settings.model, tokenizer, layers),
         temperature=settings.scoring_temperature,
         value=critic,
         reference=reference,
+        teacher=teacher,
+        divergence=settings.divergence,
         shares_prompts=settings.shares_prompts,
     )
-    fixed: Any = policy.frozen_reference
-    if fixed is not None:
+    fixed: Any
+    for fixed in policy.frozen.values():
         fake(fixed)
-        fixed.to = lambda _device: fixed  # it is there already, and fake parameters cannot be moved
+        fixed.to = partial(_stay, fixed)  # it is there already, and fake parameters cannot be moved
     return fake(policy)
+
+
+def _stay(role: Policy, _device: torch.device) -> Policy:
+    """Return a role that is there already."""
+    return role
 
 
 def sequence_role(

@@ -47,6 +47,11 @@ DERIVED = {
             "expm1(ref_logprob - logprob) + (logprob - ref_logprob)",
             "k3 estimate of the KL: e^(−Δ) − 1 + Δ, in nats, never negative",
         ),
+        Derived(
+            "teacher_kl",
+            "logprob - teacher_logprob",
+            "k1 estimate of the reverse KL to the teacher: logprob − teacher_logprob, in nats",
+        ),
         Derived("prob", "exp(logprob)", "probability under the policy before the update"),
         Derived("ref_prob", "exp(ref_logprob)", "probability under the reference policy"),
         Derived("sampler_gap", "logprob - sampler_logprob", "logprob − sampler_logprob, in nats"),

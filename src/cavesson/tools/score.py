@@ -23,7 +23,7 @@ from cavesson.text.counting import counted
 from cavesson.tools.as_trained import TrainedBy, at_date_of, trained_by
 from cavesson.tools.generate import Questions, Response, check_out, write
 from cavesson.tools.settings import ScorerSettings, ScoreSettings
-from cavesson.train.prompts import check_rewards, tried
+from cavesson.train.prompts import is_rewarded, tried
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")
@@ -204,7 +204,9 @@ def build_scorers(
         UserError: one of them cannot be built, or there is none, and no environment that scores its episodes.
     """
     rewards = build_rewards(settings.rewards, torch.device(Processes(device).device))
-    check_rewards(rewards, conversation, 'add --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
+    if not is_rewarded(rewards, conversation):
+        way = 'add --rewards FOLDER, --rewards exact_match or --rewards "[…]"'
+        raise UserError(f"no reward is given: {way}")
     return rewards
 
 

@@ -81,7 +81,7 @@ class Batches:
 
     def close(self) -> None:
         """End what samples and rewards, and release the engine."""
-        self.collector.sampler.close()
+        self.collector.close()
 
     @property
     def prompts_per_batch(self) -> int:

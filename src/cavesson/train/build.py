@@ -33,6 +33,7 @@ from cavesson.randomness import Purpose, generator
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.engines.building import EngineParts
 from cavesson.rollout.engines.memory_check import check_embedded
+from cavesson.rollout.engines.teacher import TeacherServers
 from cavesson.rollout.engines.vllm_server import saved_model
 from cavesson.rollout.engines.vllm_weights import NcclGroup
 from cavesson.rollout.environments import Factory
@@ -50,7 +51,7 @@ from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.one_pass import OnePassTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.prompts import check_rewards, conversation_of, dropped_prompts, longest_read, prompts_of, tried
+from cavesson.train.prompts import conversation_of, dropped_prompts, is_rewarded, longest_read, prompts_of, tried
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 from cavesson.train.ways import compiler_of, way_remarks
@@ -161,6 +162,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
             "processes; hold out more with data.validation"
         )
     _try_rewards(settings, rewards, prompts, processes.device, conversation)
+    teacher = _teacher(settings, tokenizer, processes)
     processes.enter("load the model")
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
@@ -175,9 +177,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         settings, prompts, policy, tokenizer, processes, conversation is not None, served, bare, compile
     )
     sampler = settings.sampling.build(parts)
-    collector = Collector(
-        prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query, conversation
-    )
+    subtracts = settings.shaping.subtract_query
+    collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, subtracts, conversation, teacher)
     kind = OnePassTrainer if settings.has_single_pass else RolloutTrainer
     return kind(
         folder=settings.run,
@@ -251,6 +252,15 @@ def _try_rewards(
                 thread.submit(rehearse, rewards, prompts.texts, columns).result()
         else:
             rehearse(rewards, prompts.texts, columns)
+
+
+def _teacher(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, processes: Processes) -> TeacherServers | None:
+    """Return the teacher of a run that is on servers, if it has one, after a check of its vocabulary."""
+    if not settings.teacher_servers:
+        return None
+    teacher = TeacherServers(settings.teacher_servers)
+    processes.agreed(lambda: teacher.check(tokenizer) if processes.is_main else None)
+    return teacher
 
 
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
@@ -351,7 +361,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
 def _placed(
     role: Any, settings: RolloutRun | ExampleRun, processes: Processes, compile: Compile | None
 ) -> tuple[Any, list[str]]:
-    """Put a role and its frozen reference in place, with equal weights in every process.
+    """Put a role and its frozen models in place, with equal weights in every process.
 
     Returns:
         The model without its weights, if they are sharded; and notes for the user on what costs memory or time.
@@ -360,8 +370,7 @@ def _placed(
     bare = None if processes.mesh is None else skeleton(role.model)
     processes.share_weights(in_memory(role))
     place(role, processes)
-    frozen = role.frozen_reference if isinstance(role, Policy) else None
-    if frozen is not None:
+    for frozen in role.frozen.values() if isinstance(role, Policy) else ():
         processes.share_weights(in_memory(frozen))
         place(frozen, processes)
     return bare, notes + way_remarks(role, settings.model, processes, compile)
@@ -371,7 +380,7 @@ def _whole_reads(role: Any, processes: Processes) -> list[str]:
     """Return a note on models that every process has read as a whole, although they will be sharded."""
     models = {"model": role.model}
     if isinstance(role, Policy):
-        models |= {"critic": role.critic, "reference": role.frozen_reference}
+        models |= {"critic": role.critic, **role.frozen}
     read = [name for name, model in models.items() if model is not None and not is_mapped(model)]
     if processes.mesh is None or not read:
         return []
@@ -402,5 +411,5 @@ def _rewards(
         rewards = build_rewards(settings.rewards, device)
     else:
         rewards = inputs.named_rewards
-    check_rewards(rewards, conversation, "add [[rewards]] to the recipe, or pass rewards=")
+    settings.check_signal(is_rewarded(rewards, conversation))
     return rewards

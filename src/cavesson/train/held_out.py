@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from cavesson.ops import kl
 from cavesson.ops.ratios import response_sum
 from cavesson.processes import Processes
@@ -28,7 +30,8 @@ class HeldOut:
     first_group: int
     """number of the first prompt in the record, behind those that are trained on"""
     before: Rollouts | None = None
-    """this process's responses before training, with `reward` as the only column; None until there are any"""
+    """this process's responses before training, with `reward` as the only column, NaN if nothing rewards; None until
+    there are any"""
 
     def is_due(self, step: int, steps: int) -> bool:
         """Return whether the prompts are answered before a step, or after the last of `steps`."""
@@ -36,7 +39,8 @@ class HeldOut:
 
     def keep(self, rollouts: Rollouts) -> None:
         """Keep responses of the policy before training, with which later ones are compared."""
-        self.before = replace(rollouts, batch=Batch({"reward": rollouts["reward"]}))
+        unknown = torch.full((len(rollouts),), math.nan, dtype=torch.float64)
+        self.before = replace(rollouts, batch=Batch({"reward": rollouts.batch.columns.get("reward", unknown)}))
 
     def rows(self, rollouts: Rollouts) -> dict[str, Any]:
         """Return the columns in which responses differ from trained-on ones in the record."""
@@ -57,13 +61,16 @@ class HeldOut:
         All processes must call this together, with their scored responses.
         """
         batch, mask = rollouts.batch, rollouts["learned"]
-        columns = {"reward": batch["reward"], "length": mask.sum(1)}
-        if "ref_logprob" in batch:
-            columns["kl"] = response_sum(kl.k1(batch["logprob"], batch["ref_logprob"]), mask)
-        if self.before is not None:
-            columns["gap"] = batch["reward"] - self.before["reward"]
+        columns = {"length": mask.sum(1)}
+        for name, other in (("kl", "ref_logprob"), ("teacher_kl", "teacher_logprob")):
+            if other in batch:
+                columns[name] = response_sum(kl.k1(batch["logprob"], batch[other]), mask)
+        if rollouts.has_rewards:
+            columns["reward"] = batch["reward"]
+            if self.before is not None:
+                columns["gap"] = batch["reward"] - self.before["reward"]
         is_scored = processes.rows(rollouts.is_scored)
-        metrics = {"evaluation/unscored": float((~is_scored).float().mean())}
+        metrics = {"evaluation/unscored": float((~is_scored).float().mean())} if rollouts.has_rewards else {}
         for name, column in columns.items():
             values = processes.rows(column.double())
             values = values[is_scored & ~values.isnan()]

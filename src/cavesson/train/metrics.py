@@ -62,14 +62,15 @@ def rollout_metrics(
     """
     batch, mask, mean = rollouts.batch, rollouts["learned"], processes.mean
     spreads = {
-        "reward/": batch["reward"],
+        **({"reward/": batch["reward"]} if rollouts.has_rewards else {}),
         "length/response_": mask.sum(1),
         "length/prompt_": batch["prompt_mask"].sum(1).float(),
     }
     metrics = {f"{name}mean": _mean(x, processes) for name, x in spreads.items()}
     metrics |= {f"{name}std": _std(x, processes) for name, x in spreads.items()}
+    if rollouts.has_rewards:
+        metrics["reward/shaped"] = _mean(batch["shaped_reward"], processes)
     metrics |= {
-        "reward/shaped": _mean(batch["shaped_reward"], processes),
         "entropy/sampled": _mean(response_sum(-batch["logprob"], mask), processes),
         "logprob/policy": float(mean(batch["logprob"], mask)),
         "logprob/sampler_gap": float(mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),

@@ -92,7 +92,8 @@ class RolloutTrainer(Trainer):
                 return self._skipped(step, everything, batches, held_out, info) | evaluation | clock.metrics(0.0)
             rollouts = self.judged(self._shaped(everything.scored()), info, clock)
             with clock("credit"):
-                metrics = self._measured(step, rollouts) | unscored_metrics(everything, processes)
+                metrics = self._measured(step, rollouts)
+                metrics |= unscored_metrics(everything, processes) if everything.has_rewards else {}
             self.batches.used(batches)
             self.unfinished = Unfinished(rollouts, everything.unscored(), metrics | evaluation, held_out)
         now = self.unfinished
@@ -147,8 +148,11 @@ class RolloutTrainer(Trainer):
     def _chosen_of(self, parts: list[Rollouts]) -> Tensor:
         """Return which responses so far to learn from, over all processes at most one batch: `[b]` bool.
 
-        If the algorithm can learn from none of them, these are the first batch. None of them is unscored.
+        If the algorithm can learn from none of them, these are the first batch. None of them is unscored. Without
+        rewards, all are learned from.
         """
+        if not parts[0].has_rewards:
+            return torch.cat([part.is_scored for part in parts])
 
         def chosen(rewards: Tensor, group: Tensor) -> Tensor:
             informative = scored = ~rewards.isnan()
@@ -197,7 +201,10 @@ class RolloutTrainer(Trainer):
         return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef or 0.0, processes))
 
     def _shaped(self, rollouts: Rollouts) -> Rollouts:
-        """Add `shaped_reward` `[b]` float64, the reward that training uses, and `kl_coef` `[b]`, β in force."""
+        """Add `kl_coef` `[b]`, β in force, and of a reward `shaped_reward` `[b]` float64, which training uses."""
+        beta = torch.full((len(rollouts),), self.kl_coef or 0.0)
+        if not rollouts.has_rewards:
+            return rollouts.with_columns(kl_coef=beta)
 
         def shaped(rewards: Tensor, ended: Tensor, *query: Tensor) -> Tensor:
             queries = query[0].tolist() if query else None
@@ -209,7 +216,6 @@ class RolloutTrainer(Trainer):
         if "query_reward" in rollouts.batch:
             columns.append(rollouts["query_reward"])
         rewards = processes.over_all(shaped, *columns)
-        beta = torch.full((len(rollouts),), self.kl_coef or 0.0)
         return rollouts.with_columns(shaped_reward=rewards, kl_coef=beta)
 
     def _evaluate(self, step: int) -> tuple[Rollouts | None, Metrics]:

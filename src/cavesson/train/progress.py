@@ -22,6 +22,7 @@ _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("unscored", "reward/unscored", "{:.0%}"),
     ("KL", "kl/objective", "{:.2f}"),
+    ("KL to teacher", "teacher/kl", "{:.2f}"),
     ("β", "kl/coef", "{:.3f}"),
     ("entropy", "policy/entropy", "{:.2f}"),
     ("length", "length/response_mean", "{:.1f}"),

@@ -82,19 +82,16 @@ def tried(conversation: Conversation | None, prompts: PromptSet) -> AbstractCont
     return nullcontext(prompts.for_rewards) if conversation is None else conversation.tried(prompts)
 
 
-def check_rewards(rewards: Sequence[Reward], conversation: Conversation | None, way_out: str) -> None:
-    """Check that something scores responses, rewards or environments, under names that differ.
-
-    The message says the `way_out`: how to give a reward.
+def is_rewarded(rewards: Sequence[Reward], conversation: Conversation | None) -> bool:
+    """Return whether something scores responses, rewards or environments; their names must differ.
 
     Raises:
-        UserError: no reward is given, or a reward and an environment have the same name.
+        UserError: a reward and an environment have the same name.
     """
     scored = () if conversation is None else conversation.scored
     if twice := [one.name for one in rewards if one.name in scored]:
         raise UserError(f"a reward and an environment are called {twice[0]!r}; give the reward another name")
-    if not rewards and not scored:
-        raise UserError(f"no reward is given: {way_out}")
+    return bool(rewards or scored)
 
 
 def longest_read(settings: Asking, policy: Policy) -> int:

@@ -21,7 +21,8 @@ from cavesson.train.loop import Callback, Trainer
 from cavesson.types import Rollouts
 
 TOKEN_COLUMNS = (
-    "logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"
+    "logprob", "ref_logprob", "teacher_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return",
+    "entropy",
 )  # fmt: skip
 UNRECORDED = "unrecorded"
 """The part of a run's folder with what could not be written to the record."""
@@ -76,6 +77,7 @@ def recorded(rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> Re
     rows["extra"] = [prompts.extra[index] for index in rollouts.prompt_index]
     rows["group"] = rows.pop("prompt_index")
     rewards = {name: rollouts[name] for name in ("reward", "shaped_reward") if name in rollouts.batch}
+    rows["reward"] = [None] * len(rollouts)  # unless something rewards
     rows |= {name: without_nan(column) for name, column in rewards.items()}
     rows["policy_version"] = rollouts["sampler_version"][:, 0].tolist()  # of the first token, which has the oldest
     inside = rollouts["prompt_mask"].bool()

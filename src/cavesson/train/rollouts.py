@@ -17,9 +17,11 @@ from cavesson.ops.groups import standardised
 from cavesson.processes import Processes
 from cavesson.rollout.conversation import Conversation
 from cavesson.rollout.engines.responses import Engine
+from cavesson.rollout.engines.teacher import TeacherServers
 from cavesson.rollout.episodes import Episode, play
 from cavesson.rollout.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.rollout.rewards.table import Reward, score
+from cavesson.train.prompts import is_rewarded
 from cavesson.types import Batch, Rollouts, Scores
 
 T = TypeVar("T")
@@ -38,6 +40,8 @@ class Collector:
     """whether every prompt is also rewarded with an empty response"""
     conversation: Conversation | None = None
     """what answers the policy, if anything does"""
+    teacher: TeacherServers | None = None
+    """a teacher on servers, which score responses together with the rewards"""
 
     def generate(self, indices: Sequence[int], step: int, sample: range, temperature: float | None = None) -> Rollouts:
         """Sample one response to each of the prompts with these indices.
@@ -73,15 +77,24 @@ class Collector:
         return [Episode(i, row, prompts.ids[i], prompts.texts[i]) for i, row in zip(indices, rows, strict=True)]
 
     def reward(self, rollouts: Rollouts) -> Rollouts:
-        """Add the rewards of rollouts, their parts, weights and reasons.
+        """Add the rewards of rollouts, their parts, weights and reasons, and what a teacher on servers says of them.
 
         They are `reward` `[B]` float64, NaN for a response that no part judges; `discarded` `[B]` bool; if configured,
         `query_reward` `[B]`; of episodes, `turn_reward` `[B, T]` float64, which the reward contains, on the last token
         of each turn and 0 elsewhere; and the lists `reward_parts`, `reward_weights` and `reward_reasons`.
 
+        If nothing rewards responses, none of these is added. What the teacher says is `teacher_logprob` `[B, T]`.
+
         Raises:
             UserCodeError: a reward failed.
+            ServerError: a server of the teacher failed.
         """
+        if self.teacher is not None:
+            rollouts = rollouts.with_columns(teacher_logprob=self.teacher.logprob(rollouts))
+        if not is_rewarded(self.rewards, self.conversation):
+            if self.conversation is not None:
+                self.conversation.release(rollouts.worlds)
+            return replace(rollouts, worlds=[])
         columns = self._columns(rollouts.prompt_index) | _of_episodes(rollouts)
         ids = _unpadded(rollouts["response_ids"], rollouts["attended"])
         scored = score(self.rewards, rollouts.prompt, last_answers(rollouts), columns, ids)
@@ -106,6 +119,12 @@ class Collector:
             reward_weights=[{name: scored.weights[name] for name in part if name in scored.weights} for part in parts],
             reward_reasons=_of_rows(scored.reasons, len(rollouts)) if scored.reasons else [],
         )
+
+    def close(self) -> None:
+        """Release the engine, and cancel what a teacher on servers is asked."""
+        self.sampler.close()
+        if self.teacher is not None:
+            self.teacher.close()
 
     def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
         """Return the text of a response, decoded together with its prompt.
@@ -135,8 +154,8 @@ class Scoring:
     def __init__(self, policy: Policy, rollouts: Batch, estimator: str | None) -> None:
         self._policy, self._rollouts, self._estimator = policy, rollouts, estimator
         self.columns: dict[str, Tensor] = {}
-        """what has been scored, each `[B, T]`: `logprob` and `entropy`; with a critic, `value`; with a reference,
-        `ref_logprob`; and with a reference and an estimator, `kl_penalty`"""
+        """what has been scored, each `[B, T]`: `logprob` and `entropy`; with a critic, `value`; with a teacher beside
+        the policy, `teacher_logprob`; with a reference, `ref_logprob`, and with an estimator as well, `kl_penalty`"""
 
     def score(self, rows: Sequence[int], has_graph: bool = False) -> tuple[Batch, Scores]:
         """Score a micro-batch; return it with its new columns, and the policy's scores, with their graph if asked for.
@@ -169,6 +188,9 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
     yield from {"logprob": logprob, "entropy": scores.entropy.detach()}.items()
     if scores.value is not None:
         yield "value", scores.value.detach()
+    if policy.teacher is not None:
+        known = scores.teacher_logprob
+        yield "teacher_logprob", policy.teacher_logprob(batch) if known is None else known
     if not policy.has_reference:
         return
     reference = policy.reference_logprob(batch)

@@ -41,10 +41,12 @@ HEADLINES = {
     "eval/reward/accuracy": "held-out accuracy",
     "eval/dpo/accuracy": "held-out accuracy",
     "evaluation/reward": "held-out reward",
+    "evaluation/teacher_kl": "held-out reverse KL to the teacher, nats per response",
     "perplexity": "perplexity of a batch",
     "reward/accuracy": "accuracy on a batch",
     "dpo/accuracy": "accuracy on a batch",
     "reward/mean": "mean reward of a step",
+    "teacher/kl": "reverse KL to the teacher, nats per response",
 }
 """What a run is trained for: the first of these that it has."""
 TEXTS = ("prompt", "response")
@@ -57,7 +59,7 @@ LONGEST = 100_000
 """Characters of one text; to lay out ten million in lines takes the terminal minutes."""
 NARROW = 8
 """Characters that a column of an answer has at least, if it has so many."""
-TOKEN_NUMBERS = ("logprob", "ref_logprob", "kl_k1", "value", "token_reward", "advantage")
+TOKEN_NUMBERS = ("logprob", "ref_logprob", "kl_k1", "teacher_logprob", "value", "token_reward", "advantage")
 
 
 def show(

@@ -25,10 +25,11 @@ def _largest(index: Array, count: int, values: Array) -> Array:
     return largest
 
 
-_K1, _K3, _GAP = DERIVED["kl_k1"], DERIVED["kl_k3"], DERIVED["sampler_gap"]
+_K1, _K3, _TEACHER, _GAP = (DERIVED[name] for name in ("kl_k1", "kl_k3", "teacher_kl", "sampler_gap"))
 _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Array]], Array], Callable[..., Array]]] = {
     "kl_k1": (_K1.needs, _K1.of, _sum),
     "kl_k3": (_K3.needs, _K3.of, _mean),
+    "teacher_kl": (_TEACHER.needs, _TEACHER.of, _sum),
     "log_ratio_max": (_K1.needs, _K1.of, _largest),
     "entropy": (("entropy",), lambda tokens: tokens["entropy"], _mean),
     "sampler_gap": (_GAP.needs, lambda tokens: np.abs(_GAP.of(tokens)), _mean),
@@ -84,7 +85,7 @@ def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) ->
         for name, (needs, values, reduce) in _FORMULAS.items():
             if wide.keys() >= set(needs):
                 found = reduce(index, count, values(wide))
-                columns[name] = pa.array(found, mask=(length == 0) & (name != "kl_k1"))
+                columns[name] = pa.array(found, mask=(length == 0) & (reduce is not _sum))
     if "token_id" in tokens:
         columns |= _ngram_statistics(index, count, np.asarray(tokens["token_id"]))
     return {"length": pa.array(length, pa.int32()), **columns}

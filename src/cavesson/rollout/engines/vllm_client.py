@@ -20,6 +20,7 @@ from cavesson.errors import ServerError, UserError
 from cavesson.rollout.engines.settings import VllmSettings
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 _GENERATE = "/inference/v1/generate"
 _PAUSE: tuple[str, dict[str, Any]] = ("/pause?mode=keep", {})
 _AT_ONCE = 256
@@ -48,6 +49,30 @@ class _Choice(BaseModel):
     token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     logprobs: _Logprobs
     weight_versions: list[_Span] = Field(default_factory=list)
+
+
+class _Known(BaseModel):
+    logprob: FiniteFloat
+
+
+class _Scored(BaseModel):
+    prompt_logprobs: list[dict[int, _Known] | None]
+
+
+class _Completion(BaseModel):
+    choices: Annotated[list[_Scored], Field(min_length=1, max_length=1)]
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: Annotated[list[_Model], Field(min_length=1)]
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
 
 
 class _WorldSize(BaseModel):
@@ -131,6 +156,43 @@ class VllmClient:
             return _sampled(server, await server.post(client, request, _GENERATE))
 
         return self._together([partial(ask, server) for server in self.servers])
+
+    def prompt_logprobs(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> list[list[float]]:
+        """Return the log-probabilities of all tokens of texts, given by their token ids; of a first token, 0.
+
+        `rows` are as in `sample`.
+
+        Raises:
+            ServerError: a server failed, or its answer is not what was asked for.
+        """
+        names = self._together([partial(self._model_name, server) for server in self.servers])
+
+        async def ask(ids: Sequence[int], row: int, client: httpx.AsyncClient) -> list[float]:
+            number = row % len(self.servers)
+            # A completion samples a token at least.
+            request = {"model": names[number], "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0}
+            server = self.servers[number]
+            return _scored(server, ids, await server.post(client, json.dumps(request).encode(), "/v1/completions"))
+
+        return self._together([partial(ask, ids, row) for ids, row in zip(texts, rows, strict=True)])
+
+    def tokenised(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts, without special tokens around them, as the first server reads them.
+
+        Raises:
+            ServerError: the server failed, or its answer is not what was asked for.
+        """
+        server = self.servers[0]
+
+        async def ask(text: str, client: httpx.AsyncClient) -> list[int]:
+            request = {"prompt": text, "add_special_tokens": False}
+            content = await server.post(client, json.dumps(request).encode(), "/tokenize")
+            return _read(server, _Tokens, content).tokens
+
+        return self._together([partial(ask, text) for text in texts])
+
+    async def _model_name(self, server: Endpoint, client: httpx.AsyncClient) -> str:
+        return _read(server, _Models, await server.get(client, "/v1/models")).data[0].id
 
     def resume(self) -> None:
         """End a pause that an earlier run has begun and, because it was killed, not ended."""
@@ -257,14 +319,28 @@ def _request(ids: Sequence[int], params: dict[str, Any], model: str | None) -> d
     return request if model is None else {**request, "model": model}
 
 
-def _sampled(server: Endpoint, content: bytes) -> Sampled:
-    """Return the response in an answer; raise ServerError if it is not one."""
+def _read(server: Endpoint, kind: type[M], content: bytes) -> M:
+    """Return an answer; raise ServerError if it is not of this kind."""
     try:
-        (choice,) = _Answer.model_validate_json(content).choices
+        return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise server.failed(f"answered {beginning(content)} ({field}: {first['msg']})") from error
+
+
+def _scored(server: Endpoint, ids: Sequence[int], content: bytes) -> list[float]:
+    """Return the log-probabilities of these tokens in an answer; raise ServerError if it has not all of them."""
+    (choice,) = _read(server, _Completion, content).choices
+    known = [{ids[0]: _Known(logprob=0.0)}, *choice.prompt_logprobs[1:]]
+    if len(known) != len(ids) or any(not each or number not in each for number, each in zip(ids, known, strict=True)):
+        raise server.failed("answered log-probabilities of other tokens than those it was asked for")
+    return [each[number].logprob for number, each in zip(ids, known, strict=True) if each is not None]
+
+
+def _sampled(server: Endpoint, content: bytes) -> Sampled:
+    """Return the response in an answer; raise ServerError if it is not one."""
+    (choice,) = _read(server, _Answer, content).choices
     tokens = choice.logprobs.content
     if [token.token_id for token in tokens] != choice.token_ids:
         raise server.failed("answered log-probabilities of other tokens than those it has sampled")

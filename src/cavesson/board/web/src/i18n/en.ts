@@ -190,6 +190,8 @@ export const en = {
   metric_kl_k1: DERIVED.kl_k1.doc,
   metric_logprob: "log-probability when sampled",
   metric_ref_logprob: "log-probability under the reference",
+  metric_teacher_kl: DERIVED.teacher_kl.doc,
+  metric_teacher_logprob: "log-probability under the teacher",
   metric_prob: DERIVED.prob.doc,
   metric_ref_prob: DERIVED.ref_prob.doc,
   metric_kl_k3: DERIVED.kl_k3.doc,

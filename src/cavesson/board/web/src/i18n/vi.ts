@@ -188,6 +188,8 @@ export const vi: Dictionary = {
   metric_kl_k1: "ước lượng k1 của KL: Δ, log xác suất trừ log xác suất của mô hình gốc",
   metric_logprob: "log xác suất khi lấy mẫu",
   metric_ref_logprob: "log xác suất theo mô hình gốc",
+  metric_teacher_kl: "ước lượng k1 của KL ngược đến mô hình thầy: log xác suất trừ log xác suất của mô hình thầy",
+  metric_teacher_logprob: "log xác suất theo mô hình thầy",
   metric_prob: "xác suất khi lấy mẫu",
   metric_ref_prob: "xác suất theo mô hình gốc",
   metric_kl_k3: "ước lượng k3 của KL: e^(−Δ) − 1 + Δ, Δ = log tỉ số",

@@ -185,6 +185,8 @@ export const zh: Dictionary = {
   metric_kl_k1: "KL 散度的 k1 估计:Δ,即对数概率减去参考模型的对数概率",
   metric_logprob: "采样时的对数概率",
   metric_ref_logprob: "参考模型的对数概率",
+  metric_teacher_kl: "到教师模型的反向 KL 的 k1 估计:对数概率减去教师模型的对数概率",
+  metric_teacher_logprob: "教师模型的对数概率",
   metric_prob: "采样时的概率",
   metric_ref_prob: "参考模型的概率",
   metric_kl_k3: "KL 散度的 k3 估计:e^(−Δ) − 1 + Δ,Δ 为对数概率比",

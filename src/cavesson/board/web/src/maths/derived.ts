@@ -14,6 +14,11 @@ export const DERIVED = {
     doc: "k3 estimate of the KL: e^(−Δ) − 1 + Δ, in nats, never negative",
     of: (logprob: number, ref_logprob: number) => expm1(ref_logprob - logprob) + (logprob - ref_logprob),
   },
+  teacher_kl: {
+    needs: ["logprob", "teacher_logprob"],
+    doc: "k1 estimate of the reverse KL to the teacher: logprob − teacher_logprob, in nats",
+    of: (logprob: number, teacher_logprob: number) => logprob - teacher_logprob,
+  },
   prob: {
     needs: ["logprob"],
     doc: "probability under the policy before the update",

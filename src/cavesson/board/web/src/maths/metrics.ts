@@ -46,6 +46,8 @@ export const TOKEN_METRICS: readonly TokenMetric[] = [
   derived("kl_k1", "signed"),
   recorded("logprob", "surprise"),
   recorded("ref_logprob", "surprise"),
+  derived("teacher_kl", "signed"),
+  recorded("teacher_logprob", "surprise"),
   derived("prob", "fraction"),
   derived("ref_prob", "fraction"),
   derived("kl_k3", "positive"),

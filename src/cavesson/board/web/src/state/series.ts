@@ -22,6 +22,7 @@ const FIRST = [
   "length",
   "eval/length",
   "kl/objective",
+  "teacher/kl",
   "kl/coef",
   "evaluation/kl",
   "policy/entropy",
