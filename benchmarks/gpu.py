@@ -224,11 +224,6 @@ def plain(place: Place) -> Figures:
     return bound(place.size, place.device, place.rounds, place.peak)
 
 
-def joined(place: Place) -> Figures:
-    """Measure the plain loss with the first products of adapters on the same input made as one."""
-    return bound(place.size, place.device, place.rounds, place.peak, joins=True)
-
-
 def beside_trl(place: Place) -> Figures:
     """Measure TRL, in two steps after one, as each takes more than ten seconds."""
     return trl(place.size, place.device, place.folder, min(2, place.rounds))
@@ -246,7 +241,6 @@ LINES: dict[str, tuple[str, Callable[[Place], Figures]]] = {
     "sft": ("0.5b", examples("sft")),
     "dpo": ("0.5b", examples("dpo")),
     "reward-model": ("0.5b", examples("reward-model")),
-    "joined-7b": ("7b", joined),
 }
 """Lines and their models, the most wanted first."""
 
@@ -268,7 +262,7 @@ def measured(name: str, given: Namespace) -> dict[str, Any]:
     with TemporaryDirectory(prefix="cavesson-bench-", dir=SHARED_MEMORY if roomy else gettempdir()) as folder:
         place = Place(chosen, Path(folder), given.device, given.rounds, given.peak)
         try:
-            if not name.startswith(("bound", "joined")):
+            if not name.startswith("bound"):
                 save_model(chosen, given.device, place.folder / "model")
             found: dict[str, Any] = {"figures": line(place)}
         except Exception as error:  # the lines after this one are wanted whatever it was

@@ -1,7 +1,6 @@
 """What gpu.py compares with: a loss with plain PyTorch and Hugging Face, and TRL's GRPO."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from gpu_work import GROUP, PROMPT, Size, peak_tflops, random_model, texts, update_flops
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 HEAD_TOKENS = 2048
@@ -23,7 +21,7 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def bound(size: Size, device: str, rounds: int, peak: float | None, joins: bool = False) -> dict[str, list[float]]:
+def bound(size: Size, device: str, rounds: int, peak: float | None) -> dict[str, list[float]]:
     """Measure the forward and the backward pass of a policy loss: compiled, without recomputation, padding or a mask.
 
     This is what learning could cost with plain PyTorch: no optimiser, no reference, and no bookkeeping.
@@ -33,7 +31,6 @@ def bound(size: Size, device: str, rounds: int, peak: float | None, joins: bool 
         device: where to compute.
         rounds: passes that count.
         peak: TFLOP/s of the device, if its name is not known.
-        joins: whether adapters on the same input share their first product.
     """
     model = random_model(size, device).train()
     if size.lora:
@@ -42,8 +39,6 @@ def bound(size: Size, device: str, rounds: int, peak: float | None, joins: bool 
         adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
         model = get_peft_model(model, adapters, autocast_adapter_dtype=False).base_model.model
         model.enable_input_require_grads()
-        if joins:
-            _join_adapters(model)
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     head: Callable[..., Tensor] = torch.compile(_logprobs, dynamic=False)
@@ -64,25 +59,6 @@ def bound(size: Size, device: str, rounds: int, peak: float | None, joins: bool 
     if tflops is not None:
         found["utilisation, %"] = [100 * flops / each / 1e12 / tflops for each in seconds[1:]]
     return found
-
-
-def _join_adapters(model: Any) -> None:
-    """Let adapters of layers with the same input multiply it by their first matrices together."""
-    for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for group in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
-            products: list[Tensor] = []
-            for number, one in enumerate(group):
-                one.forward = partial(_joined, group, number, products)
-
-
-def _joined(group: tuple[Any, ...], number: int, products: list[Tensor], x: Tensor) -> Tensor:
-    """Compute one of a group of layers; the first to be called makes the products of all."""
-    if number == 0:
-        first = [one.lora_A["default"].weight for one in group]
-        products += linear(x, torch.cat(first)).split([len(each) for each in first], -1)
-    one = group[number]
-    return one.base_layer(x) + one.scaling["default"] * linear(products.pop(0), one.lora_B["default"].weight)  # type: ignore[no-any-return]
 
 
 def _policy_logprobs(model: Any, ids: Tensor, head: Callable[..., Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = "--batch 16 --tokens 12"
 TINY = f"--rollouts 64 {SMALL}"
 RUNS = {
+    "adapters": "--size 'tiny adapters' --tokens 64 --rounds 1",
     "board": "RECORD --times 2",
     "board_browser": f"--run OUT/run {TINY} --long 900 --times 1",
     "board_pictures": "RECORD --out OUT",

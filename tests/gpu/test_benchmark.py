@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu
-import gpu_plain
 import gpu_targets
 import gpu_work
 
@@ -35,7 +33,6 @@ LINES = {
     "sft": [*SECONDS, "learned tokens/s", "predicted, GB"],
     "dpo": [*SECONDS, "learned tokens/s", "predicted, GB"],
     "reward-model": [*SECONDS, "learned tokens/s", "predicted, GB"],
-    "joined-7b": ["learning, s", "first, s more", "utilisation, %"],
 }
 """Figures of every line, in the rehearsal on a CPU."""
 
@@ -53,7 +50,7 @@ def run(out: Path, lines: list[str], *flags: str) -> list[dict[str, Any]]:
 def test_each_line_of_the_benchmark_runs_on_a_cpu(tmp_path: Path, line: str) -> None:
     if line == "trl-0.5b":
         pytest.importorskip("trl", reason="needs TRL: pip install trl")
-    if line.startswith(("bound", "joined")) and shutil.which("g++") is None:
+    if line.startswith("bound") and shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
     first, entry = run(tmp_path / "gpu.jsonl", [line])
     assert first["machine"].startswith("CPU, ")
@@ -99,24 +96,6 @@ def test_measured_figures_are_held_against_their_targets() -> None:
         "grpo-0.5b: predicted, GB +12.0% of the peak, target within 10%: NOT MET",
         "mixed: mixed: predicted, GB -9.0% of the peak, target within 10%: met",
     ]
-
-
-def test_joined_adapters_have_the_loss_and_gradients_of_those_of_peft() -> None:
-    found = []
-    for joins in (False, True):
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(**gpu_work.SIZES["tiny adapters"].config))
-        adapters = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
-        model = get_peft_model(model, adapters).base_model.model
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight)
-        if joins:
-            gpu_plain._join_adapters(model)
-        loss = model(input_ids=torch.arange(12)[None]).logits.square().mean()
-        loss.backward()
-        found.append((loss.detach(), [p.grad for p in model.parameters() if p.requires_grad]))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
 def test_flops_are_those_that_pytorch_counts() -> None:
