@@ -13,9 +13,11 @@ def rollouts() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(4, 5) * mask, torch.randn(4, 5) * mask, mask
 
 
-def slow_gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+def slow_gae(
+    rewards: list[float], values: list[float], gamma: float, lam: float, next_value: float = 0.0
+) -> list[float]:
     """Σ_l (γλ)^l · δ_{t+l}, written out (arXiv:1506.02438, eq. 16)."""
-    values = [*values, 0.0]
+    values = [*values, next_value]
     length = len(rewards)
     deltas = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(length)]
     return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, length)) for t in range(length)]
@@ -30,6 +32,27 @@ def test_equals_the_double_loop(gamma, lam):
         expected = slow_gae(rewards[row, :length].tolist(), values[row, :length].tolist(), gamma, lam)
         assert advantage[row, :length].tolist() == pytest.approx(expected, abs=1e-5)
         assert advantage[row, length:].tolist() == [0.0] * (5 - length)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
+def test_the_value_after_a_cut_equals_that_of_the_double_loop(lam):
+    rewards, values, mask = rollouts()
+    after = torch.tensor([3.0, 0.0, -2.0, 5.0])  # the second row has ended, the last one has no token
+    advantage = gae(rewards, values, mask, 0.9, lam, after)
+    for row, length in enumerate(LENGTHS):
+        expected = slow_gae(rewards[row, :length].tolist(), values[row, :length].tolist(), 0.9, lam, after[row].item())
+        assert advantage[row].tolist() == pytest.approx([*expected, *[0.0] * (5 - length)], abs=1e-5)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_response_cut_before_a_token_whose_advantage_is_0_has_the_advantages_of_the_whole(cut):
+    """If a critic predicts the rest exactly, nothing is lost by cutting it off."""
+    rewards, values, mask = torch.randn(2, 5), torch.randn(2, 5), torch.ones(2, 5)
+    for t in reversed(range(cut, 5)):
+        values[:, t] = rewards[:, t] + 0.9 * (values[:, t + 1] if t < 4 else 0.0)
+    whole = gae(rewards, values, mask, 0.9, 0.95)
+    part = gae(rewards[:, :cut], values[:, :cut], mask[:, :cut], 0.9, 0.95, values[:, cut])
+    torch.testing.assert_close(part, whole[:, :cut])
 
 
 def test_by_hand():

@@ -78,6 +78,13 @@ class RolloutAlgorithm(Algorithm):
         return False
 
     @property
+    def reads_next_value(self) -> bool:
+        """Whether `credit` reads `next_value` `[B]`, the critic's value after each response that a limit has cut and 0
+        of others; the loop then computes it.
+        """
+        return False
+
+    @property
     def selects(self) -> bool:
         """Whether `credit` chooses which responses to learn from, so that scoring all of them needs no graph."""
         return False

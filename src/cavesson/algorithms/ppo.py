@@ -2,6 +2,7 @@
 
 from typing import Self
 
+import torch
 from pydantic import Field, model_validator
 
 from cavesson.algorithms.base import Loss
@@ -35,6 +36,8 @@ class PPO(ImportanceAlgorithm):
     """weight of the value loss"""
     entropy_coef: float = Field(0.0, ge=0)
     """weight of the entropy bonus; 0 = off"""
+    bootstrap_truncated: bool = False
+    """a response that a limit has cut gets the critic's value of what would follow, in place of its score"""
     whiten_advantages: bool = True
     """advantages get mean 0 and variance 1 over all tokens of the step"""
     whiten_rewards: bool = False
@@ -48,6 +51,10 @@ class PPO(ImportanceAlgorithm):
     def reads_penalty(self) -> bool:
         return True
 
+    @property
+    def reads_next_value(self) -> bool:
+        return self.bootstrap_truncated
+
     @model_validator(mode="after")
     def _check_dual_clip(self) -> Self:
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip:
@@ -55,12 +62,17 @@ class PPO(ImportanceAlgorithm):
         return self
 
     def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
-        """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
+        """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`.
+
+        With `bootstrap_truncated`, `shaped_reward` loses the scores of responses that a limit has cut.
+        """
+        if self.bootstrap_truncated:
+            rollouts = _without_scores_of_cut(rollouts)
         mask = rollouts["learned"]
         turns = rollouts.columns.get("turn_reward")
         rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef, turns)
         signal = whiten(rewards, mask, False, processes.mean) if self.whiten_rewards else rewards
-        advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam)
+        advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam, rollouts.columns.get("next_value"))
         returns = advantage + rollouts["value"]
         if self.whiten_advantages:
             advantage = whiten(advantage, mask, mean=processes.mean)
@@ -95,6 +107,13 @@ class PPO(ImportanceAlgorithm):
         return Loss(total, means, maxima)
 
 
+def _without_scores_of_cut(rollouts: Batch) -> Batch:
+    """Leave a response that a limit has cut the rewards of its turns, which it was given before the cut."""
+    score = rollouts["shaped_reward"]
+    kept = rollouts["turn_reward"].sum(1) if "turn_reward" in rollouts else torch.zeros_like(score)
+    return rollouts.with_columns(shaped_reward=torch.where(rollouts["ended"] > 0, score, kept))
+
+
 class PPORun(RolloutRun):
     """Train a model with PPO: sample responses, score them, and make high-scoring responses more likely."""
 
@@ -112,6 +131,15 @@ class PPORun(RolloutRun):
     @property
     def kl_estimator(self) -> str:
         return self.kl.estimator
+
+    @model_validator(mode="after")
+    def _check_bootstrap(self) -> Self:
+        if self.ppo.bootstrap_truncated:
+            self.refuse(
+                "shaping.missing_eos_penalty",
+                "with ppo.bootstrap_truncated, which replaces the scores of the same responses; remove one of the two",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:

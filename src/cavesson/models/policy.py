@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_t
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 from transformers import Cache, PreTrainedModel
 
 from cavesson.errors import UserError, first_line
@@ -69,7 +69,7 @@ class Policy(nn.Module):
     """
 
     passes: ClassVar[tuple[str, ...]] = (
-        "reference_logprob", "reference_kl", "kl_from", "teacher_logprob", "teaching", "check", "during"
+        "reference_logprob", "reference_kl", "kl_from", "teacher_logprob", "teaching", "next_value", "check", "during"
     )  # fmt: skip
     """methods besides `forward` that use the weights and are called from outside"""
 
@@ -206,6 +206,13 @@ class Policy(nn.Module):
         mine = self.hidden(self.model, batch)
         return full_kl(hidden, head, mine, output_head(self.model), self.temperature)
 
+    @torch.no_grad()
+    def next_value(self, batch: Batch) -> Tensor:
+        """Compute the critic's value `[B]` of the state after each response, for a batch of `after_responses`."""
+        assert self.value_head is not None
+        states = self.hidden(self.model if self.critic is None else self.critic, batch)
+        return self.value_head(states.float()).squeeze(-1)  # type: ignore[no-any-return]
+
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the trunk's last hidden states from which the N learned tokens are predicted, `[N, H]`."""
         with as_in_run():
@@ -255,6 +262,22 @@ def _rows(batch: Batch) -> tuple[Tensor, Tensor]:
     """
     mask = torch.cat([batch["prompt_mask"], batch["attended"].to(batch["prompt_mask"].dtype)], dim=1)
     return torch.cat([batch["prompt_ids"], batch["response_ids"]], dim=1)[:, :-1], mask[:, :-1]
+
+
+def after_responses(batch: Batch) -> Batch:
+    """Return prompts and responses with another token, the only learned one: its state is that after the response.
+
+    Which token it is does not matter, since it is not read.
+    """
+    after = one_hot(batch["attended"].sum(1).long(), batch["attended"].shape[1] + 1).to(batch["attended"].dtype)
+    return Batch(
+        {
+            **{name: batch[name] for name in ("prompt_ids", "prompt_mask")},
+            "response_ids": pad(batch["response_ids"], (0, 1)),
+            "attended": pad(batch["attended"], (0, 1)) + after,
+            "learned": after,
+        }
+    )
 
 
 def _at_learned(x: Tensor, batch: Batch) -> Tensor:

@@ -149,6 +149,7 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     }
     columns |= {name: torch.zeros_like(tokens) for name in _TOKEN_COLUMNS}
     groups = torch.arange(rows) // settings.samples_per_prompt
+    columns["next_value"] = torch.zeros(rows)
     columns |= {"reward": numbers, "shaped_reward": numbers, "group_in_step": groups}
     columns |= {"chosen": torch.ones(rows, dtype=torch.bool), "discarded": torch.zeros(rows, dtype=torch.bool)}
     credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl_coef or 0.0, Processes("cpu"))

@@ -53,6 +53,7 @@ ROW_COLUMNS = (
     Column(
         "shaped_reward", pa.float64(), "reward used in training: after query baseline, scaling, clipping, EOS penalty"
     ),
+    Column("next_value", pa.float64(), "the critic's estimate of the return after a response that a limit has cut"),
     Column(
         "ref_response",
         pa.string(),

@@ -36,7 +36,7 @@ from cavesson.train.metrics import (
 )
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded
-from cavesson.train.rollouts import EVALUATION_STEP, normalised_parts, score_rollouts
+from cavesson.train.rollouts import EVALUATION_STEP, next_values, normalised_parts, score_rollouts
 from cavesson.train.update import Chosen, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
 
@@ -198,6 +198,10 @@ class RolloutTrainer(Trainer):
     def credited(self, rollouts: Rollouts) -> Rollouts:
         """Add what the algorithm says that every token earned."""
         processes = self.learner.processes
+        if self.algorithm.reads_next_value:
+            cut = (rollouts["ended"] == 0).nonzero().flatten().tolist()
+            parts = self._split(rollouts, cut, len(processes.share(self.batch_size)))
+            rollouts = rollouts.with_columns(next_value=next_values(self.policy, rollouts.batch, parts))
         return replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef or 0.0, processes))
 
     def _shaped(self, rollouts: Rollouts) -> Rollouts:

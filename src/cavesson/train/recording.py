@@ -79,6 +79,8 @@ def recorded(rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> Re
     rewards = {name: rollouts[name] for name in ("reward", "shaped_reward") if name in rollouts.batch}
     rows["reward"] = [None] * len(rollouts)  # unless something rewards
     rows |= {name: without_nan(column) for name, column in rewards.items()}
+    if "next_value" in rollouts.batch:
+        rows["next_value"] = without_nan(rollouts["next_value"].masked_fill(rollouts["ended"] > 0, math.nan))
     rows["policy_version"] = rollouts["sampler_version"][:, 0].tolist()  # of the first token, which has the oldest
     inside = rollouts["prompt_mask"].bool()
     asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
@@ -126,9 +128,9 @@ class Described(Callback):
         )
 
 
-def without_nan(rewards: Tensor) -> list[float | None]:
-    """Return rewards `[B]` with None for responses that no reward judges, which are NaN."""
-    return [None if math.isnan(reward) else reward for reward in rewards.tolist()]
+def without_nan(numbers: Tensor) -> list[float | None]:
+    """Return numbers `[B]` with None for those that are NaN, such as rewards of responses that no reward judges."""
+    return [None if math.isnan(number) else number for number in numbers.tolist()]
 
 
 class Reachable(Callback):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.prompts import PromptSet, padded_prompts
 from cavesson.errors import UserCodeError
-from cavesson.models.policy import Policy
+from cavesson.models.policy import Policy, after_responses
 from cavesson.ops import kl
 from cavesson.ops.groups import standardised
 from cavesson.processes import Processes
@@ -181,6 +181,15 @@ def score_rollouts(
     for rows in parts or [[]]:  # a process without rows has the same columns as the others
         scoring.score(rows)
     return scoring.columns
+
+
+def next_values(policy: Policy, rollouts: Batch, parts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the critic's value `[B]` after each response of these micro-batches, and 0 of all others."""
+    values = torch.zeros(len(rollouts))
+    for rows in parts:
+        found = policy.next_value(after_responses(rollouts.part(rows)).to(policy.device)).cpu()
+        values[list(rows)] = found[: len(rows)]
+    return values
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:

@@ -64,7 +64,8 @@ def returns(data: RunData, sample: Sample) -> Array:
     """
     gamma = float(data.setting("config.ppo.gamma", 1.0))
     rewards = np.where(sample.trained, _added_up(data, sample), 0.0)
-    rewards[sample.last] += gamma * reward_behind(data, sample)[sample.line[sample.last]]
+    behind = reward_behind(data, sample) + np.nan_to_num(sample.rows["next_value"])  # where a limit has cut
+    rewards[sample.last] += gamma * behind[sample.line[sample.last]]
     found = np.zeros(len(sample))
     following, line = 0.0, -1
     for i in range(len(sample) - 1, -1, -1) if gamma != 1 else ():
