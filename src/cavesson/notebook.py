@@ -13,7 +13,8 @@ from cavesson.text.visible import visible_line
 SHOWN = (
     "reward/mean", "kl/objective", "teacher/kl", "policy/entropy", "length/response_mean", "loss/total", "loss/nll",
     "loss/preference", "perplexity", "eval/perplexity", "reward/accuracy", "eval/reward/accuracy",
-    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
+    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "kto/accuracy", "eval/kto/accuracy",
+    "kto/reward_margin", "optim/learning_rate",
 )  # fmt: skip
 """Metrics that have a curve."""
 MAX_CURVES = 6

@@ -31,6 +31,7 @@ ALGORITHMS = {
     "sft": Entry("cavesson.algorithms.sft", "SFTRun", "Fine-tune on examples of good responses."),
     "reward-model": Entry("cavesson.algorithms.reward_model", "RewardModelRun", "Train a reward model on pairs."),
     "dpo": Entry("cavesson.algorithms.dpo", "DPORun", "Train on pairs of a better and a worse response."),
+    "kto": Entry("cavesson.algorithms.kto", "KTORun", "Train on responses that are labelled as good or bad."),
     "ppo": Entry("cavesson.algorithms.ppo", "PPORun", "Reinforcement learning with a critic."),
     "grpo": Entry("cavesson.algorithms.grpo", "GRPORun", "Reinforcement learning that compares a group of responses."),
     "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),

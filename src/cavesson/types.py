@@ -21,7 +21,7 @@ class Batch:
     `learned` is 1 on those of them that the policy sampled, which every loss and every statistic counts.
 
     Examples: `ids` and `learned`, `[B, L]`, are padded on the right, and `length` `[B]` counts the tokens. Pairs have
-    two of each, `chosen_…` and `rejected_…`.
+    two of each, `chosen_…` and `rejected_…`; a labelled response may have another one to its prompt, `mismatched_…`.
     """
 
     columns: Mapping[str, Tensor]
@@ -77,7 +77,7 @@ class Batch:
         # At least one column is kept even if all sequences are empty, so that no tensor has an axis of size zero.
         if name.startswith("prompt_"):
             return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
-        side = next((side for side in ("chosen_", "rejected_") if name.startswith(side)), "")
+        side = next((side for side in ("chosen_", "rejected_", "mismatched_") if name.startswith(side)), "")
         lengths = self[f"{side}length"] if f"{side}length" in self else self["attended"].sum(1)
         # Two columns of a response: with one, a policy that shares prompts makes one pass instead of two, and processes
         # between which weights are sharded must make the same passes.
@@ -215,6 +215,13 @@ class PairScores(NamedTuple):
 
     chosen: Tensor
     rejected: Tensor
+
+
+class ResponseScores(NamedTuple):
+    """Scores of a response to each prompt."""
+
+    logprob: Tensor
+    """`[B]` float32, summed over its learned tokens"""
 
 
 def stacked(columns: list[Tensor], name: str) -> Tensor:

@@ -53,6 +53,7 @@ FLAGS = {
     "sft": ["--data.columns.response", "chosen", *PAIRS],
     "reward-model": PAIRS,
     "dpo": PAIRS,
+    "kto": PAIRS,
 }
 
 

@@ -34,7 +34,8 @@ def chat(*said: str) -> list[dict]:
 def one(kind: type, row: dict, name: str | None = None, *, chat: bool = False) -> object:
     """What a row becomes."""
     fields = Fields(Row("here", row), Notes(), chat=chat)
-    return convert(name or recognise(row, kind, "here"), fields, kind)
+    (made,) = convert(name or recognise(row, kind, "here"), fields, kind)
+    return made
 
 
 def read(folder: Path, kind: type, *rows: dict, **settings: object) -> Loaded:
@@ -428,4 +429,4 @@ def fits(row: Mapping, kind: type) -> bool:
 
 def test_every_format_is_in_the_docs():
     assert [name for name in FORMATS if f"`{name}`" not in DOCS] == []
-    assert len(EXAMPLES) == 16
+    assert len(EXAMPLES) == 17

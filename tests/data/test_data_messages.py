@@ -121,7 +121,9 @@ def test_conversations_of_pairs_differ_in_their_calls():
         call = {"function": {"name": "weather", "arguments": {"city": city}}}
         return [ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
 
-    pair = convert("preference", Fields(Row("here", {"chosen": talk("Ulm"), "rejected": talk("Rom")}), Notes()), Pair)
+    (pair,) = convert(
+        "preference", Fields(Row("here", {"chosen": talk("Ulm"), "rejected": talk("Rom")}), Notes()), Pair
+    )
     assert [turn.message for turn in (*pair.prompt, *pair.chosen)] == [{**message} for message in talk("Ulm")]
     assert [turn.message for turn in pair.rejected] == talk("Rom")[1:]
 
@@ -134,7 +136,8 @@ def test_lmflow_s_pairs_have_the_tools_of_both_conversations():
         }
 
     def pair(*offered: list[dict]) -> Pair:
-        return convert("paired_conversation", Fields(Row("here", row(*offered)), Notes()), Pair)
+        (made,) = convert("paired_conversation", Fields(Row("here", row(*offered)), Notes()), Pair)
+        return made
 
     tool, other = {"function": {"name": "weather"}}, {"function": {"name": "clock"}}
     assert pair([tool], [tool]).tools == (tool,)
@@ -144,7 +147,7 @@ def test_lmflow_s_pairs_have_the_tools_of_both_conversations():
 
 def test_a_developer_may_speak_before_the_user():
     talk = [{"role": "developer", "content": "Be brief."}, ASK, {"role": "assistant", "content": "7 C."}]
-    row = convert("messages", Fields(Row("here", {"messages": talk}), Notes()), Demonstration)
+    (row,) = convert("messages", Fields(Row("here", {"messages": talk}), Notes()), Demonstration)
     assert [turn.message for turn in (*row.prompt, *row.response)] == talk
     with pytest.raises(Skip, match="do not begin with the user"):
         convert("messages", Fields(Row("here", {"messages": [talk[0], talk[2], talk[1]]}), Notes()), Demonstration)

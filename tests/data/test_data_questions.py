@@ -20,7 +20,8 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 def one(kind: type, row: dict, *, chat: bool = False) -> object:
     fields = Fields(Row("here", row), Notes(), chat=chat)
-    return convert(recognise(row, kind, "here"), fields, kind)
+    (made,) = convert(recognise(row, kind, "here"), fields, kind)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ SHAREGPT = {"chosen": {"from": "gpt", "value": "Hello"}, "rejected": {"from": "g
 )
 def test_the_question_of_a_pair(question, prompt):
     fields = Fields(Row("here", question | TEXTS), Notes())
-    assert convert("preference", fields, Pair) == Pair(prompt, "Hello", "Go")
+    assert convert("preference", fields, Pair) == (Pair(prompt, "Hello", "Go"),)
     turns = Pair((Turn("user", prompt),), (HELLO,), (GO,))
     for answers in (TURNS, SHAREGPT, {name: json.dumps(value) for name, value in TURNS.items()}):
         assert one(Pair, question | answers) == turns

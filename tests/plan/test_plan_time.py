@@ -217,7 +217,10 @@ def test_the_reference_of_dpo_is_said_not_to_be_predicted(tmp_path: Path) -> Non
     memory = Memory({}, {}, 0, 0, 0, {})
     assert list(limits(run_of("dpo", tmp_path), memory)) == []
     (line,) = limits(run_of("dpo", tmp_path, reference__path="other"), memory)
-    assert line.startswith("reference.path: before the first step, the reference scores all pairs")
+    assert line.startswith("reference.path: before the first step, the reference scores all examples")
+    (line,) = limits(run_of("kto", tmp_path), memory)
+    assert line.startswith("kto: every step also scores")
+    assert list(limits(run_of("kto", tmp_path, kto__loss_type="apo_zero_unpaired"), memory)) == []
 
 
 def test_experts_are_said_to_be_counted_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,8 @@ def test_a_longer_run_uses_every_example_as_often(
     take = InMemory.take
 
     def counted(train: InMemory[Any], start: int, count: int) -> list[Any]:
-        taken.extend(range(start, start + count))
+        if not isinstance(train.items[0], int):  # the order alone, which KTO asks for at the start
+            taken.extend(range(start, start + count))
         return take(train, start, count)
 
     monkeypatch.setattr(InMemory, "take", counted)

@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "raft": {"algorithm": "raft", "batch_size": 10, "raft__k": 2, "update__mini_batches": 3},
     "sft with noise": {"algorithm": "sft", **NOISE, **ODD},
     "a last batch smaller than the processes": {"algorithm": "dpo", **SMALL},
+    "kto, a last batch smaller than the processes": {"algorithm": "kto", **SMALL, "update__micro_batch_size": 1},
     "one held-out pair": {"algorithm": "reward-model", "data__validation": 0.1, "model__lora__rank": 2},
     "grpo, resampled": {
         "algorithm": "grpo", "grpo__resample": 2, "rewards": "rare", "samples_per_prompt": 3, "batch_size": 9,
@@ -122,7 +123,7 @@ def same_rollouts(one: Run, other: Run, rounding: float) -> None:
 
 def measured(metrics: dict[str, Any]) -> dict[str, float]:
     """Of one step; before the policy has left its reference rounding decides which response is likelier than there."""
-    unknown = ("dpo/accuracy", "eval/dpo/accuracy") if metrics["step"] == 0 else ()
+    unknown = ("dpo/accuracy", "eval/dpo/accuracy", "kto/accuracy", "eval/kto/accuracy") if metrics["step"] == 0 else ()
     return {name: v for name, v in timeless(metrics).items() if v is not None and name not in unknown}
 
 
@@ -165,6 +166,6 @@ def test_the_pieces_of_a_run_are_there_once(several: tuple[int, Path]) -> None:
     _, folder = several
     for run in (one for one in folder.iterdir() if one.name in CASES):
         assert len(list((run / "model").glob("*model.safetensors"))) == 1
-        assert (run / "reference.safetensors").exists() == (CASES[run.name]["algorithm"] == "dpo")
+        assert (run / "reference.safetensors").exists() == (CASES[run.name]["algorithm"] in ("dpo", "kto"))
         assert (run / "training_sets").exists() == (CASES[run.name]["algorithm"] == "raft")
         assert not list(run.rglob("*.tmp"))

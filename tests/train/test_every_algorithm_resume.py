@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sft from nothing": ("sft", {"model.new.layers": 1, "model.new.hidden_size": 16, "model.new.heads": 2}),
     "reward-model with adapters": ("reward-model", {**LORA, "data.validation": 0}),
     "dpo with adapters": ("dpo", LORA),
+    "kto with adapters": ("kto", LORA),
     "grpo with adapters, resampled": ("grpo", {**RESAMPLED, **LORA}),
     "rloo without a reference": ("rloo", {**INSIDE, "kl.coef": 0, "reference.kind": "none"}),
     "ppo with held-out prompts": ("ppo", {**INSIDE, "data.validation": 0.4, "evaluation.every": 1}),

@@ -61,7 +61,10 @@ def moved(name: str, folder: Path, result: Result, **changes: Any) -> None:
 @pytest.mark.parametrize("name", OFFLINE)
 def test_the_layout_of_examples_changes_nothing(tmp_path: Path, name: str, model: str) -> None:
     changes = {**MODELS[model], **EXTRA.get(name, {})}
-    if name == "dpo":  # of another reference: compared with itself, rounding decides which response is the likelier
+    if name in (
+        "dpo",
+        "kto",
+    ):  # of another reference: compared with itself, rounding decides which response is the likelier
         changes["reference__path"] = saved(tiny_model(seed=5), tmp_path / "reference")
     packed = run(name, tmp_path / "packed", **changes)
     for number, layout in enumerate(LAYOUTS.values()):
@@ -87,7 +90,7 @@ def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, name: str, mo
 def test_packed_passes_change_nothing(tmp_path: Path, name: str, model: str) -> None:
     """As on a GPU, with the head in large pieces."""
     changes = {**MODELS[model], **EXTRA.get(name, {})}
-    if name == "dpo":
+    if name in ("dpo", "kto"):
         changes["reference__path"] = saved(tiny_model(seed=5), tmp_path / "reference")
     plain = run(name, tmp_path / "plain", **changes)
     training = tiny_run(name, tmp_path / "packed", **SMOOTH, **changes, update__micro_batch_tokens=40)

@@ -101,7 +101,7 @@ def is_looking() -> bool:
     return False
 
 
-OFFLINE, ONLINE = ("sft", "reward-model", "dpo"), ("ppo", "grpo", "rloo", "raft", "distill")
+OFFLINE, ONLINE = ("sft", "reward-model", "dpo", "kto"), ("ppo", "grpo", "rloo", "raft", "distill")
 
 DEMONSTRATIONS = (
     ("On the table", " lay a letter."), ("My", " dog"), ("", "It rained all day long, and nobody came."), ("A", "n"),
@@ -113,6 +113,7 @@ PAIRS = (
     ("Who", "?", "!?!?!"), ("She said", " no.", " NEVER EVER"),
 )  # fmt: skip
 """Of very uneven lengths; the last two are held out."""
+LABELLED = tuple((*pair[:2], True) if i % 2 else (pair[0], pair[2], False) for i, pair in enumerate(PAIRS))
 
 REWARDS = """
 import os
@@ -161,6 +162,7 @@ TINY: dict[str, dict[str, Any]] = {
     "sft": {"data.path": "demonstrations.jsonl"},
     "reward-model": {"data.path": "pairs.jsonl"},
     "dpo": {"data.path": "pairs.jsonl"},
+    "kto": {"data.path": "labelled.jsonl"},
     "ppo": {"kl.target": 0.05, "kl.horizon": 40, "kl.coef": 0.3, "shaping.scale": True, "shaping.normalise": True},
     "grpo": {"samples_per_prompt": 3, "kl.coef": 0.1},
     "rloo": {"samples_per_prompt": 3},
@@ -178,6 +180,7 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
     data.mkdir(exist_ok=True)
     _write_rows(data / "demonstrations.jsonl", ("prompt", "response"), DEMONSTRATIONS)
     _write_rows(data / "pairs.jsonl", ("prompt", "chosen", "rejected"), PAIRS)
+    _write_rows(data / "labelled.jsonl", ("prompt", "response", "label"), LABELLED)
     _write(data / "prompts.txt", "".join(f"{prompt}\n" for prompt in PROMPTS))
     _write(data / "rewards.py", REWARDS)
     values: dict[str, Any] = {
@@ -216,7 +219,7 @@ def _teacher(data: Path) -> Path:
     return folder
 
 
-def _write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     _write(path, "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
 
 

@@ -1,9 +1,8 @@
 """DPO (arXiv:2305.18290) and variants: make the preferred of two responses more likely, without a reward model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -72,7 +71,7 @@ class DPO(Algorithm):
                 loss = preferences.orpo(chosen, rejected, self.beta)
         means = {
             "loss/total": loss,
-            "dpo/accuracy": _right(chosen - rejected),
+            "dpo/accuracy": preferences.right(chosen - rejected),
             "dpo/reward_chosen": self.beta * chosen,
             "dpo/reward_rejected": self.beta * rejected,
             "dpo/reward_margin": self.beta * (chosen - rejected),
@@ -87,14 +86,10 @@ class DPO(Algorithm):
         return ratio / batch[f"{side}_learned"].sum(1) if is_per_token else ratio
 
 
-def _right(difference: Tensor) -> Tensor:
-    """Return 1 if the chosen response gained more, ½ if both gained the same, as before the first step, else 0."""
-    is_rounding = difference.abs() < 1e-3
-    return torch.where(is_rounding, 0.5, (difference > 0).float())
-
-
 class DPORun(ExampleRun):
     """Train a model on pairs of a better and a worse response."""
+
+    added: ClassVar[tuple[str, ...]] = ("chosen_reference", "rejected_reference")
 
     dpo: DPO = DPO()
     """the algorithm"""

@@ -26,7 +26,9 @@ from cavesson.algorithms.settings import (
 )
 from cavesson.config import Settings
 from cavesson.data.settings import ChatSettings, PromptSettings
+from cavesson.data.types import Pair
 from cavesson.errors import UserError
+from cavesson.findings.finding import Results
 from cavesson.integrations.trackers import Names
 from cavesson.models.settings import (
     ModelSettings,
@@ -42,6 +44,7 @@ from cavesson.rollout.engines.settings import SamplingSettings
 from cavesson.rollout.rewards.cleaning import CleaningSettings
 from cavesson.rollout.rewards.settings import RewardSettings, ShapingSettings
 from cavesson.rollout.settings import EnvironmentSettings
+from cavesson.types import Batch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -430,8 +433,10 @@ class ExampleRun(RunSettings):
     data: ChatSettings = ChatSettings()
     """the examples"""
 
-    learns_pairs: ClassVar[bool] = True
-    """whether an example is a pair of responses; otherwise it is a demonstration"""
+    row_kind: ClassVar[type[Any]] = Pair
+    """what a row of the data becomes: one of the kinds of `data.types`"""
+    added: ClassVar[tuple[str, ...]] = ()
+    """columns `[B]` of a batch that `loss` reads, and that are not of the examples but of `prepare` or `completed`"""
 
     @property
     def evaluation_size(self) -> int:
@@ -444,6 +449,11 @@ class ExampleRun(RunSettings):
     @property
     def loads_reference(self) -> bool:
         """Whether another model scores the examples before the first step."""
+        return False
+
+    @property
+    def scores_more(self) -> bool:
+        """Whether `completed` scores responses, besides those that a step learns from."""
         return False
 
     def steps_over(self, size: int | None, done: int = 0, used: int = 0) -> int | None:
@@ -492,6 +502,17 @@ class ExampleRun(RunSettings):
     ) -> "Examples[Any]":
         """Add to the examples what must be computed before the next step, `step`; `role` wraps the model."""
         return examples
+
+    def completed(self, batch: Batch, rows: Sequence[int], role: Any, processes: Processes) -> Batch:
+        """Return a batch with the columns that are statistics of all of it, before it is split into micro-batches.
+
+        All processes call this together, each with its rows, in training and in evaluation.
+        """
+        return batch
+
+    def judged(self, examples: "Examples[Any]") -> Results:
+        """Judge settings and examples together, for `cavesson check`."""
+        return iter(())
 
     def finished(self, model: Any) -> Any:
         """Return the model in the form in which it is saved."""

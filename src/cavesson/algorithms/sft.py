@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.settings import TextSettings
+from cavesson.data.types import Demonstration
 from cavesson.types import Batch, Scores
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class SFTRun(ExampleRun):
     """Fine-tune a model on examples of good responses."""
 
     makes_models: ClassVar[bool] = True
-    learns_pairs: ClassVar[bool] = False
+    row_kind: ClassVar[type[Any]] = Demonstration
 
     sft: SFT = SFT()
     """the algorithm"""

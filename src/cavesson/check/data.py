@@ -8,7 +8,7 @@ from cavesson.data.duplicates import duplicates
 from cavesson.data.examples import Examples
 from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import Prompt
 from cavesson.findings.finding import Finding, Results, SkippedCheck
 from cavesson.plan.largest import sequences_of
 
@@ -37,7 +37,7 @@ def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
     yield from _notes(prompts.notes)
 
 
-def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Demonstration] | type[Pair]) -> Results:
+def check_examples(settings: ExampleRun, examples: Examples[Any]) -> Results:
     """Check the examples that a run trains on."""
     if settings.data.stream:
         yield SkippedCheck("data", "it is read while training (data.stream)")
@@ -65,7 +65,8 @@ def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Dem
             "All rows are trained on, so learning cannot be told apart from memorising.",
             "data.validation = 0.1",
         )
-    yield from _duplicates(settings, kind)
+    yield from settings.judged(examples)
+    yield from _duplicates(settings, settings.row_kind)
     yield from _notes(examples.notes())
 
 

@@ -22,7 +22,6 @@ from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
 from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.data.settings import AnyDataSettings
-from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError, user_code
 from cavesson.findings.finding import Finding, Fine, Result, Results, SkippedCheck
 from cavesson.integrations.trackers import require
@@ -186,8 +185,7 @@ class _Check:
             longest = self.largest.prompt + self.largest.response
         else:
             examples = settings.examples(self.tokenizer)
-            kind = Pair if settings.learns_pairs else Demonstration
-            yield from check_examples(settings, examples, kind)
+            yield from check_examples(settings, examples)
             self.largest = largest_sequences(settings, examples, row_shape(self.config))
             longest = self.largest.longest
         yield from check_tokens(settings, self.tokenizer, self.config, longest)

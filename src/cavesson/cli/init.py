@@ -18,6 +18,7 @@ TEMPLATES = {
     "sft": ("demonstrations.toml", "demonstrations.jsonl"),
     "reward-model": PAIRS,
     "dpo": PAIRS,
+    "kto": ("labelled.toml", "labelled.jsonl"),
     **dict.fromkeys(("ppo", "grpo", "rloo", "raft"), ROLLOUTS),
     "distill": ("distill.toml", *ROLLOUTS[1:]),
 }
@@ -26,7 +27,7 @@ TEMPLATES = {
 
 @init_app.command()
 def init(
-    algorithm: Annotated[str, typer.Argument(help="sft, reward-model, dpo, ppo, grpo, rloo, raft or distill.")],
+    algorithm: Annotated[str, typer.Argument(help="sft, reward-model, dpo, kto, ppo, grpo, rloo, raft or distill.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the recipe; it is made if it does not exist.")] = Path("."),
 ) -> None:
     """Write a commented recipe that runs as it is, with its data and reward: cavesson init grpo mine."""

@@ -81,6 +81,12 @@ def split(turns: Turns) -> tuple[Turns, Turns]:
     return turns[:first], turns[first:]
 
 
+def split_last(turns: Turns) -> tuple[Turns, Turns]:
+    """Return the turns up to the user's last one, and those after it."""
+    last = max(i for i, turn in enumerate(turns, start=1) if turn.role == "user")
+    return turns[:last], turns[last:]
+
+
 def shared(chosen: Turns, rejected: Turns, fields: Fields) -> tuple[Turns, Turns, Turns]:
     """Return the prompt and the two responses: the prompt is the common beginning before an answer in both.
 

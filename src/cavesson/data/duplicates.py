@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-from cavesson.data.types import Content, Demonstration, Pair, Prompt
+from cavesson.data.types import AnyRow, Content, Pair, Prompt
 from cavesson.text.visible import shortened, visible
 
 
@@ -32,14 +32,14 @@ class Duplicates:
 
 
 def duplicates(
-    rows: Iterable[Prompt | Demonstration | Pair],
-    held_out: Sequence[Prompt | Demonstration | Pair] = (),
+    rows: Iterable[AnyRow],
+    held_out: Sequence[AnyRow] = (),
     *,
     show: int = 3,
 ) -> Duplicates:
     """Count exact duplicates among the training rows, and between them and the held-out rows.
 
-    Prompts are compared without their other columns; demonstrations and pairs with all their texts. Of each kind,
+    Prompts are compared without their other columns; all other rows with all their texts. Of each kind,
     ``show`` examples are kept.
     """
     content, apart = ([_content(row) for row in part] for part in (rows, held_out))
@@ -87,11 +87,11 @@ def _found(what: str, matches: Matches, show: int) -> Repetitions:
     )
 
 
-def _content(row: Prompt | Demonstration | Pair) -> Key:
+def _content(row: AnyRow) -> Key:
     """Return the prompt and its responses, with white space normalised."""
     if isinstance(row, Pair):
         return _text(row.prompt), _text(row.chosen), _text(row.rejected)
-    return (_text(row.prompt), _text(row.response)) if isinstance(row, Demonstration) else (_text(row.prompt),)
+    return (_text(row.prompt),) if isinstance(row, Prompt) else (_text(row.prompt), _text(row.response))
 
 
 def _text(content: Content) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cavesson.data.answers import REWRITES, Answers, Rendered, answers
 from cavesson.data.chat import Chat, Tools, Unrenderable
 from cavesson.data.special_tokens import Around, Encoded, Span, Written
-from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
+from cavesson.data.types import AnyRow, Content, Demonstration, Labelled, Pair, Prompt, Turn
 from cavesson.data.unused import Unused
 from cavesson.errors import UserError
 from cavesson.text.visible import shortened
@@ -71,12 +71,12 @@ class _Text(NamedTuple):
     text: Written
 
 
-def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
+def asked_of(row: AnyRow, place: str) -> Asked:
     """Convert a row to the encoder's input."""
     match row:
         case Pair():
             return Asked(place, row.prompt, (row.chosen, row.rejected), row.tools)
-        case Demonstration():
+        case Demonstration() | Labelled():
             return Asked(place, row.prompt, (row.response,), row.tools)
         case Prompt():
             return Asked(place, row.prompt, (), row.tools)

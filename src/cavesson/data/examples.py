@@ -1,4 +1,4 @@
-"""Demonstrations and pairs for training: token ids with a mask of the learned tokens, collated to padded columns."""
+"""Examples for training: token ids with a mask of the learned tokens, collated to padded columns."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +18,13 @@ from cavesson.data.load import Loaded, load
 from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PairSettings, TextSettings
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import AnyRow, Demonstration, Labelled, Pair
 from cavesson.errors import UserError
 from cavesson.types import Batch
 
 T = TypeVar("T")
-R = TypeVar("R", Demonstration, Pair)
-E = TypeVar("E", "Tokens", "PairTokens")
+R = TypeVar("R", Demonstration, Pair, Labelled)
+E = TypeVar("E", "Tokens", "PairTokens", "LabelledTokens")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,39 @@ class PairTokens:
     def size(self) -> int:
         """The number of tokens of both."""
         return self.chosen.size + self.rejected.size
+
+
+@dataclass(frozen=True)
+class LabelledTokens:
+    """A prompt with a response that is labelled as a good or a bad one; only the response is learned."""
+
+    tokens: Tokens
+    """of both"""
+    label: bool
+    mismatched: Tokens | None = None
+    """of the prompt with a response to another one, once that is chosen"""
+    reference: tuple[float, ...] | None = None
+    """log-probabilities of the response, and of the mismatched one, under the reference, once they are known"""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return self.tokens.size
+
+
+AnyTokens = Tokens | PairTokens | LabelledTokens
+"""An example of any kind."""
+
+
+def sequences(example: AnyTokens) -> tuple[Tokens, ...]:
+    """Return the sequences that a model learns of an example."""
+    match example:
+        case Tokens():
+            return (example,)
+        case PairTokens():
+            return example.chosen, example.rejected
+        case LabelledTokens():
+            return (example.tokens,)
 
 
 def tokenize_demonstrations(
@@ -93,10 +126,25 @@ def tokenize_pairs(
     return Reiterable(read)
 
 
+def tokenize_labelled(
+    rows: Iterable[Labelled], tokenizer: PreTrainedTokenizerBase, settings: PairSettings
+) -> Reiterable[LabelledTokens]:
+    """Tokenize every prompt and its response, in the same way as `tokenize_demonstrations`."""
+    encoder = Encoder(Chat.of(settings, tokenizer))
+
+    def read(notes: Notes) -> Iterator[LabelledTokens]:
+        return (
+            LabelledTokens(Tokens(line.ids, line.learn), row.label)
+            for row, (line,) in _encoded(rows, encoder, settings, notes)
+        )
+
+    return Reiterable(read)
+
+
 def _encoded(
     rows: Iterable[R], encoder: Encoder, settings: PairSettings, notes: Notes
 ) -> Iterator[tuple[R, list[Line]]]:
-    """Yield the lines that are kept: of a pair both together, of a demonstration one at a time, each with its row."""
+    """Yield the lines that are kept: of a pair both together, of other rows one at a time, each with its row."""
     rows, again = tee(rows)
     source = settings.path or "the data"
 
@@ -115,7 +163,7 @@ def _encoded(
                 yield row, kept
 
 
-def together(row: Prompt | Demonstration | Pair, learned: Learned) -> list[list[Line]]:
+def together(row: AnyRow, learned: Learned) -> list[list[Line]]:
     """Return the lines of a row in the groups that are kept or dropped together."""
     if isinstance(row, Pair):
         return [learned.lines] if learned.lines else []
@@ -158,14 +206,15 @@ class Examples(Generic[T]):
     """says what the columns are used for; when streaming, of the rows that were read"""
 
 
-def fingerprint(examples: Iterable[Tokens | PairTokens]) -> str:
-    """Return a hash of the examples: their token ids, which of them are learned, and margins."""
+def fingerprint(examples: Iterable[AnyTokens]) -> str:
+    """Return a hash of the examples: their token ids, which of them are learned, and margins or labels."""
     seen = xxhash.xxh3_128()
     for one in examples:
-        for tokens in (one,) if isinstance(one, Tokens) else (one.chosen, one.rejected):
+        for tokens in sequences(one):
             seen.update(array("q", (tokens.size, *tokens.ids)).tobytes())
             seen.update(bytes(tokens.learn))
-        seen.update(repr(one.margin if isinstance(one, PairTokens) else None).encode())
+        said = one.margin if isinstance(one, PairTokens) else one.label if isinstance(one, LabelledTokens) else None
+        seen.update(repr(said).encode())
     return str(seen.hexdigest())
 
 
@@ -187,6 +236,12 @@ def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed:
     """Read and tokenize pairs of a better and a worse response; raise a UserError if none can be used."""
     loaded = load(settings, Pair)
     return _examples(loaded, lambda rows: tokenize_pairs(rows, tokenizer, settings), collate_pairs, seed)
+
+
+def load_labelled(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[LabelledTokens]:
+    """Read and tokenize responses that are labelled as good or bad; raise a UserError if none can be used."""
+    loaded = load(settings, Labelled)
+    return _examples(loaded, lambda rows: tokenize_labelled(rows, tokenizer, settings), collate_labelled, seed)
 
 
 def _examples(
@@ -228,6 +283,35 @@ def collate_pairs(pairs: Sequence[PairTokens]) -> Batch:
     if len(known) == len(pairs):
         columns["chosen_reference"], columns["rejected_reference"] = torch.tensor(known).unbind(1)
     return Batch(columns)
+
+
+MISMATCHED = "mismatched_"
+"""Prefix of the columns of a prompt with a response to another one."""
+
+
+def collate_labelled(examples: Sequence[LabelledTokens]) -> Batch:
+    """Return the columns of `collate`, and `label` `[B]`, 1 for a good response and 0 for a bad one.
+
+    If mismatched responses are chosen, they have the same columns with the prefix `MISMATCHED`. If the reference
+    log-probabilities of all examples are known, they are `reference` of both, `[B]`.
+    """
+    columns = _columns([one.tokens for one in examples], "")
+    columns["label"] = torch.tensor([float(one.label) for one in examples])
+    mismatched = [one.mismatched for one in examples if one.mismatched is not None]
+    prefixes = ("", MISMATCHED) if len(mismatched) == len(examples) else ("",)
+    if len(prefixes) > 1:
+        columns |= _columns(mismatched, MISMATCHED)
+    known = [one.reference for one in examples if one.reference is not None]
+    if len(known) == len(examples):
+        logprobs = torch.tensor(known).unbind(1)
+        columns |= {f"{prefix}reference": column for prefix, column in zip(prefixes, logprobs, strict=True)}
+    return Batch(columns)
+
+
+def mismatched(batch: Batch) -> Batch:
+    """Return the mismatched responses of a batch, as a batch of their own."""
+    named = {name: column for name, column in batch.columns.items() if name.startswith(MISMATCHED)}
+    return Batch({name.removeprefix(MISMATCHED): column for name, column in named.items()})
 
 
 def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:

@@ -7,18 +7,20 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from cavesson.data import human_assistant, lmflow
-from cavesson.data.conversations import Turns, answered, ask, renamed, split, turns_of
+from cavesson.data.conversations import Turns, answered, ask, renamed, split, split_last, turns_of
 from cavesson.data.fields import Fields, Skip
 from cavesson.data.questions import QUESTIONS, asked, preference, said
-from cavesson.data.types import Content, Demonstration, Pair, Prompt
+from cavesson.data.types import Content, Demonstration, Labelled, Pair, Prompt
 from cavesson.errors import UserError
 
-R = TypeVar("R", bound=Prompt | Demonstration | Pair)
+R = TypeVar("R", bound=Prompt | Demonstration | Pair | Labelled)
 Kind = type[object]
-"""Prompt, Demonstration or Pair."""
+"""Prompt, Demonstration, Pair or Labelled."""
 Values = Mapping[str, Any]
 
-NAMES: dict[Kind, str] = {Prompt: "prompts", Demonstration: "demonstrations", Pair: "pairs"}
+NAMES: dict[Kind, str] = {
+    Prompt: "prompts", Demonstration: "demonstrations", Pair: "pairs", Labelled: "labelled responses"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class RowFormat:
     """How rows with certain columns are read."""
 
     gives: Kind
-    """what a row is; a pair is also a demonstration of what was chosen, and each of the two a prompt"""
+    """what a row is: a prompt, a demonstration or a pair, from which it can become another kind, see `gives_too`"""
     columns: tuple[str, ...]
     """columns every row has"""
     prompt: Callable[[Fields], Content | Pair]
@@ -41,8 +43,12 @@ class RowFormat:
     """whether only the settings or the file itself can say that this is the format"""
 
     def gives_too(self, kind: Kind) -> bool:
-        """Return whether rows of this format can become that kind."""
-        return kind is Prompt or kind is self.gives or (kind is Demonstration and self.gives is Pair)
+        """Return whether rows of this format can become that kind.
+
+        Every row has a prompt. A pair is also a demonstration of what was chosen, and two labelled responses; a
+        demonstration with a label is a labelled response.
+        """
+        return kind in (Prompt, self.gives) or self.gives is Pair or (kind is Labelled and "label" in self.optional)
 
     def fits(self, values: Values) -> bool:
         """Return whether a row looks like this format."""
@@ -158,7 +164,8 @@ FORMATS: dict[str, RowFormat] = {
         ("text",),
         partial(human_assistant.prompt, "text"),
         human_assistant.demonstration,
-        when=partial(_dialogue, "text"),
+        ("label",),
+        partial(_dialogue, "text"),
     ),
     "human_assistant_prompt": RowFormat(
         Prompt,
@@ -220,8 +227,8 @@ def named(name: str) -> RowFormat:
     return format
 
 
-def convert(name: str, fields: Fields, kind: type[R]) -> R:
-    """Convert a row to the wanted kind.
+def convert(name: str, fields: Fields, kind: type[R]) -> tuple[R, ...]:
+    """Convert a row to the wanted kind: one of it, or two labelled responses of a pair.
 
     Raises:
         UserError: the format cannot become that kind, or a field is not what the format expects.
@@ -230,24 +237,37 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
     format = named(name)
     if not format.gives_too(kind):
         raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
-    made: Any
+    made: list[Any]
     if kind is Prompt:
         asks = format.prompt(fields)
         prompt, tools = (asks.prompt, asks.tools) if isinstance(asks, Pair) else (asks, ())
-        made = Prompt(prompt, tools=tools)
+        made = [Prompt(prompt, tools=tools)]
     else:
         assert format.read is not None
-        made = format.read(fields)
-        if kind is Demonstration and isinstance(made, Pair):
-            made = Demonstration(made.prompt, made.chosen, made.tools)
-        if kind is Demonstration and "label" in format.optional and fields.has("label") and not fields.truth("label"):
-            raise Skip("responses whose label is false are skipped")
+        made = _answered(format.read(fields), format, fields, kind)
     if "tools" in format.optional:
-        made = replace(made, tools=fields.tools() or made.tools)
+        made = [replace(one, tools=fields.tools() or one.tools) for one in made]
     if kind is Prompt:
-        made = replace(made, columns=fields.of_data())
-    row: R = made
-    return row
+        made = [replace(one, columns=fields.of_data()) for one in made]
+    return tuple(made)
+
+
+def _answered(row: Demonstration | Pair, format: RowFormat, fields: Fields, kind: Kind) -> list[Any]:
+    """Return a row with responses as the wanted kind."""
+    if isinstance(row, Pair):
+        if kind is Labelled:
+            sides = ((row.chosen, True), (row.rejected, False))
+            return [Labelled(row.prompt, response, label, row.tools) for response, label in sides]
+        return [row if kind is Pair else Demonstration(row.prompt, row.chosen, row.tools)]
+    if kind is Labelled:
+        prompt, response = row.prompt, row.response
+        if len(format.columns) == 1 and not isinstance(prompt, str) and not isinstance(response, str):
+            # A label on a conversation is about its end, where a demonstration has all answers.
+            prompt, response = split_last((*prompt, *response))
+        return [Labelled(prompt, response, fields.truth("label"))]
+    if "label" in format.optional and fields.has("label") and not fields.truth("label"):
+        raise Skip("responses whose label is false are skipped")
+    return [row]
 
 
 def _choices(names: Sequence[str], values: Values) -> str:
@@ -265,5 +285,10 @@ def _example(values: Values) -> str:
 
 def _shapes(kind: Kind) -> str:
     """Return the columns by which a kind is recognised, as text for a message."""
-    formats = [format for format in FORMATS.values() if format.gives is kind and format.prompt not in _refused]
-    return ", or ".join(dict.fromkeys(" + ".join(format.columns) for format in formats))
+    usable = [format for format in FORMATS.values() if format.prompt not in _refused]
+    if kind is Labelled:
+        named = [(*format.columns, "label") for format in usable if "label" in format.optional]
+        named += [format.columns for format in usable if format.gives is Pair]
+    else:
+        named = [format.columns for format in usable if format.gives is kind]
+    return ", or ".join(dict.fromkeys(" + ".join(columns) for columns in named))

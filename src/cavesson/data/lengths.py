@@ -16,7 +16,7 @@ from cavesson.data.formats import NAMES
 from cavesson.data.load import load
 from cavesson.data.notes import Notes
 from cavesson.data.settings import AnyDataSettings, LengthSettings
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import AnyRow, Pair, Prompt
 from cavesson.data.view import recognised
 from cavesson.errors import UserError
 from cavesson.models.load import load_tokenizer
@@ -49,7 +49,7 @@ def show_lengths(settings: LengthSettings, console: Console) -> None:
 
 
 def count_tokens(
-    rows: Iterable[Prompt | Demonstration | Pair],
+    rows: Iterable[AnyRow],
     tokenizer: PreTrainedTokenizerBase,
     settings: AnyDataSettings,
     notes: Notes,

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from cavesson.data.chat import Tools
@@ -11,12 +11,12 @@ from cavesson.data.formats import NAMES, convert, recognise
 from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.settings import ChatSettings, SourceSettings
 from cavesson.data.sources import read
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import Demonstration, Labelled, Pair, Prompt
 from cavesson.data.usage import Usage
 from cavesson.errors import UserError
 from cavesson.text.reach import names_in, reach
 
-R = TypeVar("R", bound=Prompt | Demonstration | Pair)
+R = TypeVar("R", bound=Prompt | Demonstration | Pair | Labelled)
 T = TypeVar("T")
 
 
@@ -43,9 +43,9 @@ class SourceRows(Reiterable[R]):
         self.source, self.kind, self.chat, self.tools, self.stream = source, kind, chat, tools, stream
         self.usage = Usage(kind, source.columns)
         """what the columns of the rows that were read last are used for"""
-        super().__init__(lambda notes: islice(self._converted(notes), limit))
+        super().__init__(lambda notes: chain.from_iterable(islice(self._converted(notes), limit)))
 
-    def _converted(self, notes: Notes) -> Iterator[R]:
+    def _converted(self, notes: Notes) -> Iterator[list[R]]:
         recognised: str | None = None
         self.usage = usage = Usage(self.kind, self.source.columns)
         seen: set[str] = set()
@@ -66,7 +66,7 @@ class SourceRows(Reiterable[R]):
                 continue
             usage.add(fields)
             usage.check(fields, name)
-            yield with_tools(converted, self.tools, row.place, chat=self.chat)
+            yield [with_tools(one, self.tools, row.place, chat=self.chat) for one in converted]
         self._check_ignored(seen)
 
     def renamed(self, row: Row) -> Row:

@@ -218,7 +218,7 @@ def _given_row(
     values = {name: column[row] for name, column in columns.items()}
     shown = {name: value for name, value in values.items() if name not in settings.ignore}
     fields = Fields(Row(place, shown, original=values), Notes(), chat=settings.chat)
-    prompt = convert("prompt", fields, Prompt)
+    (prompt,) = convert("prompt", fields, Prompt)
     usage.add(fields)
     usage.check(fields, "prompt")
     return with_tools(prompt, settings.tools, place, chat=settings.chat)

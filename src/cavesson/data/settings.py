@@ -191,7 +191,7 @@ class ViewSettings(Settings):
 
     tokenizer: LocalPath = "tiny"
     """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
-    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
+    kind: Literal["prompts", "demonstrations", "pairs", "labelled"] | None = None
     """kind of the rows; none = that of the first row"""
     data: AnyDataSettings = AnyDataSettings()
     """where the rows are, and how they become tokens"""

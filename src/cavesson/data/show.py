@@ -16,7 +16,7 @@ from cavesson.data.formats import NAMES
 from cavesson.data.load import load
 from cavesson.data.settings import AnyDataSettings, ShowSettings
 from cavesson.data.special_tokens import Around
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import AnyRow, Demonstration, Labelled, Pair, Prompt
 from cavesson.data.view import Recognised, recognised
 from cavesson.errors import UserError
 from cavesson.models.load import load_tokenizer
@@ -82,13 +82,15 @@ def show_row(
 
 
 def encode_row(
-    row: Prompt | Demonstration | Pair, place: str, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+    row: AnyRow, place: str, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
 ) -> tuple[list[Shown], list[str]]:
     """Return the tokens of a row, and remarks about problems with them.
 
     A row that would be dropped is returned whole.
     """
-    encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
+    encoder = Encoder(
+        Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and isinstance(row, Demonstration)
+    )
     asked = asked_of(row, place)
     remarks = encoder.remarks(asked)
     if isinstance(row, Prompt):
@@ -115,11 +117,14 @@ def encode_row(
     return sequences, list(dict.fromkeys(remarks))
 
 
-def _titles(row: Demonstration | Pair, count: int) -> list[str]:
+def _titles(row: Demonstration | Pair | Labelled, count: int) -> list[str]:
     if isinstance(row, Pair):
         return ["chosen", "rejected"][:count]
+    kind = f" {'good' if row.label else 'bad'}" if isinstance(row, Labelled) else ""
     return (
-        ["prompt and response"] if count == 1 else [f"sequence {number} of {count}" for number in range(1, count + 1)]
+        [f"prompt and{kind} response"]
+        if count == 1
+        else [f"sequence {number} of {count}" for number in range(1, count + 1)]
     )
 
 

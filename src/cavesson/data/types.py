@@ -77,6 +77,17 @@ class Demonstration:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """A prompt with a response that is labelled as a good or a bad one."""
+
+    prompt: Content
+    response: Content
+    label: bool
+    """True if the response is a good one"""
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
 class Pair:
     """Two responses to the same prompt, the first of which was preferred."""
 
@@ -86,3 +97,7 @@ class Pair:
     margin: float | None = None
     """by how much, where the data says so"""
     tools: Sequence[Mapping[str, Any]] = ()
+
+
+AnyRow = Prompt | Demonstration | Pair | Labelled
+"""A row of data of any kind."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from cavesson.data.fields import Fields, is_empty
 from cavesson.data.formats import FORMATS, named
-from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.types import Demonstration, Labelled, Pair, Prompt
 from cavesson.errors import UserError
 
 _RESPONSES = ("completion", "response", "answer", "output", "text", "messages", "conversations")
@@ -46,11 +46,12 @@ _MEANT_FOR: dict[type[Any], set[str]] = {
     Prompt: _SHOWN,
     Demonstration: _MEANT - {"rejected", "negative"},  # nobody learns these
     Pair: _MEANT,
+    Labelled: _MEANT,
 }
 
 
 class Usage:
-    """Which columns of the rows of a source are used as what; the rows become a Prompt, Demonstration or Pair.
+    """Which columns of the rows of a source are used as what; the rows become one of the kinds of `data.types`.
 
     `names` maps Cavesson's names of columns to those of the source, where they differ.
     """
@@ -106,7 +107,7 @@ class Usage:
     def _role(self, name: str) -> str:
         if self.kind is Prompt:
             return "tools" if name == "tools" else "prompt"
-        if self.kind is Demonstration and name in _WHOLE:
+        if self.kind in (Demonstration, Labelled) and name in _WHOLE:
             return "prompt and response"
         return _ROLES.get(name, "prompt")
 

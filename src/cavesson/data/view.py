@@ -7,14 +7,15 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.answers import answers
 from cavesson.data.chat import Chat
-from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
+from cavesson.data.formats import FORMATS, Kind, named, recognise
 from cavesson.data.load import SourceRows, load
 from cavesson.data.settings import AnyDataSettings, ChatSettings, ViewSettings
 from cavesson.data.sources import read
-from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.types import Demonstration, Labelled, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
-KINDS: dict[str, Kind] = {name: kind for kind, name in NAMES.items()}
+KINDS: dict[str, Kind] = {"prompts": Prompt, "demonstrations": Demonstration, "pairs": Pair, "labelled": Labelled}
+"""What settings call the kinds of rows."""
 
 
 class Recognised(NamedTuple):
@@ -22,7 +23,7 @@ class Recognised(NamedTuple):
 
     format: str
     kind: type[Any]
-    """Prompt, Demonstration or Pair"""
+    """one of `KINDS`"""
 
 
 def recognised(settings: ViewSettings) -> Recognised:
@@ -40,7 +41,8 @@ def recognised(settings: ViewSettings) -> Recognised:
     stated = source.format or row.format
     if stated is not None:
         return Recognised(stated, kind or named(stated).gives)
-    kind = kind or next((kind for kind in (Pair, Demonstration, Prompt) if _is(kind, row.values)), Demonstration)
+    kinds = (Pair, Labelled, Demonstration, Prompt)
+    kind = kind or next((kind for kind in kinds if _is(kind, row.values)), Demonstration)
     return Recognised(recognise(row.values, kind, row.place), kind)
 
 
@@ -55,6 +57,8 @@ def has_conversations(data: Mapping[str, Any]) -> bool:
 
 
 def _is(kind: Kind, values: Mapping[str, Any]) -> bool:
+    if kind is Labelled:
+        return "label" in values and any("label" in one.optional and one.fits(values) for one in FORMATS.values())
     return any(format.gives is kind and format.fits(values) for format in FORMATS.values())
 
 

@@ -16,6 +16,8 @@ FADED = 0.01
 HELD = Percent(0.5)
 """Share of the pull of the KL itself that an estimator must have where it is used."""
 END_TOKENS = "tokens that end a response; among them the one that ends a turn of the chat template"
+BALANCED = 7 / 6
+"""Weight of all good responses relative to all bad ones, in the middle of what KTO's authors advise."""
 _NEAR = np.array([0.1])
 """A log-ratio in nats, at which the pull of estimators is compared."""
 
@@ -75,6 +77,26 @@ def reward_fades(decay: float, length: float, setting: str) -> Finding | Fine:
         f"(γλ)^n, the share of the final reward that reaches the first of n tokens; at least {FADED:g}",
         "VC-PPO, arXiv:2503.01491",
     ).unless(share >= FADED)
+
+
+def label_balance(
+    desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float
+) -> Finding | Fine:
+    """Judge how KTO weights good responses against bad ones, given their numbers; there are some of both."""
+    ratio = desirable_weight * desirable / (undesirable_weight * undesirable)
+    weight = BALANCED * undesirable_weight * undesirable / desirable
+    return Finding(
+        "label-balance",
+        "warning",
+        "Good and bad responses do not balance",
+        f"{desirable} of {desirable + undesirable} responses are labelled good. With weights {desirable_weight:g} and "
+        f"{undesirable_weight:g}, {'they' if ratio > 1 else 'the bad ones'} outweigh the others: the model "
+        f"{'hardly learns what to avoid' if ratio > 1 else 'learns to avoid responses more than to give good ones'}.",
+        f"kto.desirable_weight = {weight:.2g}",
+        ratio,
+        "weight times number of the good responses, relative to the bad ones; 1 to 4/3",
+        "arXiv:2402.01306, section 4.2",
+    ).unless(1 - 1e-9 <= ratio <= 4 / 3 + 1e-9)
 
 
 def reaching(decay: float, tokens: Any) -> Any:

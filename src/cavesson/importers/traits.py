@@ -18,6 +18,7 @@ _ALGORITHMS: dict[str, dict[str, Any]] = {
     "raft": _NO_ADVANTAGES | {"ratio": None},
     "sft": _EXAMPLES,
     "dpo": _EXAMPLES,
+    "kto": _EXAMPLES,
     "reward-model": _EXAMPLES | {"classifier": True},
     "reward": _EXAMPLES | {"classifier": True},
     "onlinedpo": _NO_ADVANTAGES,

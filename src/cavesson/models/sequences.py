@@ -18,7 +18,7 @@ from cavesson.models.parts import causal, check_head, output_head, probe_ids, ro
 from cavesson.ops.logprobs import LogProbs, token_logprobs
 from cavesson.ops.masked import spread
 from cavesson.ops.packing import RowShape, pack, width_of
-from cavesson.types import Batch, PairScores, Scores, moved, places_of, stacked
+from cavesson.types import Batch, PairScores, ResponseScores, Scores, moved, places_of, stacked
 
 
 class Layout(NamedTuple):
@@ -155,6 +155,14 @@ class PairPolicy(SequencePolicy):
         """Compute the summed log-probability of the learned tokens of each response."""
         scores = super().forward(_both(batch))
         return PairScores(*scores.logprob.sum(1).chunk(2))
+
+
+class ResponsePolicy(SequencePolicy):
+    """A causal language model that scores a response to each prompt."""
+
+    def forward(self, batch: Batch) -> ResponseScores:  # type: ignore[override]
+        """Compute the summed log-probability of the learned tokens of each response."""
+        return ResponseScores(super().forward(batch).logprob.sum(1))
 
 
 class RewardModel(ExampleModel):

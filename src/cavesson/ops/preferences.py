@@ -1,4 +1,4 @@
-"""Losses over pairs of a chosen and a rejected response: one number per pair.
+"""Losses over pairs of a chosen and a rejected response, one number per pair, and over single labelled responses.
 
 The losses of the DPO family depend on Δ = chosen log-ratio − rejected log-ratio, where a log-ratio is
 log π(y|x) − log π_ref(y|x) of a whole response (`ratios.log_ratio`). Three variants are the same functions with
@@ -7,7 +7,8 @@ different inputs: *length-normalised* takes log-ratios divided by the number of 
 with a margin is SimPO (arXiv:2405.14734).
 """
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -70,6 +71,23 @@ def orpo(chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"], beta: float
     Both are mean log-probabilities log p of a response's tokens, and odds = p/(1 − p).
     """
     return -chosen - beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+
+
+def kto(
+    logratio: Float[Tensor, " B"], is_good: Bool[Tensor, " B"], reference_point: Float[Tensor, " B"], beta: float
+) -> Float[Tensor, " B"]:
+    """Return 1 − σ(β·(Δ − z₀)) of a good response and 1 − σ(β·(z₀ − Δ)) of a bad one (arXiv:2402.01306, section 4.1).
+
+    Here Δ is the log-ratio of a single response, and z₀ the reference point, an estimate of KL(π ‖ π_ref) ≥ 0. With
+    z₀ = 0, it is APO-zero on unpaired data (arXiv:2408.06266, eq. 7).
+    """
+    gain = beta * (logratio - reference_point)
+    return torch.sigmoid(torch.where(is_good, -gain, gain))
+
+
+def right(difference: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return 1 where a difference is positive and 0 where it is negative; less than 0.001 is rounding, and gives ½."""
+    return torch.where(difference.abs() < 1e-3, 0.5, (difference > 0).float())
 
 
 def _log_odds(logprob: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

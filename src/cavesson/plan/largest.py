@@ -8,7 +8,7 @@ import torch
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.algorithms.settings import OptimizeSettings
-from cavesson.data.examples import Examples, PairTokens, Tokens
+from cavesson.data.examples import AnyTokens, Examples, Tokens, sequences
 from cavesson.data.prompts import PromptSet
 from cavesson.ops.packing import RowShape, fill, pack, width_of
 from cavesson.types import Batch
@@ -149,14 +149,14 @@ def largest_sequences(
     ]
     largest, part = max(found, key=lambda one: (one[0].rows * one[0].width, one[0].learned))
     rows, unknown = torch.arange(len(part)), torch.zeros(len(part))
-    known = {"row": rows, "step": torch.zeros_like(rows), "chosen_reference": unknown, "rejected_reference": unknown}
+    known = {"row": rows, "step": torch.zeros_like(rows), **dict.fromkeys(settings.added, unknown)}
     longest = max(one.longest for one, _ in found)
     return largest._replace(batch=examples.collate(part).with_columns(**known), longest=longest)
 
 
-def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
-    """Return the sequences of examples: one per demonstration, two per pair."""
-    return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
+def sequences_of(examples: Iterable[AnyTokens]) -> list[Tokens]:
+    """Return the sequences of examples: two per pair, else one."""
+    return [part for example in examples for part in sequences(example)]
 
 
 def _split(settings: ExampleRun, batch: Sequence[Any], processes: int) -> Iterator[list[Sequence[Any]]]:
@@ -174,7 +174,7 @@ def _split(settings: ExampleRun, batch: Sequence[Any], processes: int) -> Iterat
             yield [[mine[row] for row in rows] for rows in fill(parts, update.most_tokens, pads)]
 
 
-def _sequences(examples: Sequence[Tokens | PairTokens], packed: RowShape | None, passes: int) -> LargestSequences:
+def _sequences(examples: Sequence[AnyTokens], packed: RowShape | None, passes: int) -> LargestSequences:
     parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
     rows = [[index] for index in range(len(lengths))] if packed is None else pack(lengths, packed)

@@ -21,8 +21,13 @@ def limits(settings: RolloutRun | ExampleRun, memory: Memory) -> Iterator[str]:
         )
     if isinstance(settings, ExampleRun) and settings.loads_reference:
         yield (
-            "reference.path: before the first step, the reference scores all pairs beside the policy; its weights and "
-            "activations are not in the memory above"
+            "reference.path: before the first step, the reference scores all examples beside the policy; its weights "
+            "and activations are not in the memory above"
+        )
+    if isinstance(settings, ExampleRun) and settings.scores_more:
+        yield (
+            f"{settings.section}: every step also scores about as many tokens as it learns from, without a gradient; "
+            "the time for that is not predicted"
         )
     if isinstance(settings, RolloutRun) and settings.algorithm.max_batches > 1:
         most = settings.algorithm.max_batches

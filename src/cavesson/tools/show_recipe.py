@@ -9,10 +9,10 @@ from rich.console import Console
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.config import Settings, check, load
-from cavesson.data.formats import NAMES
-from cavesson.data.settings import AnyDataSettings, PromptSettings, TextSettings, ViewSettings
+from cavesson.data.settings import AnyDataSettings, ViewSettings
 from cavesson.data.show import show_row
-from cavesson.data.view import recognised
+from cavesson.data.types import Prompt
+from cavesson.data.view import KINDS, recognised
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 
@@ -24,7 +24,7 @@ class RecipeRowSettings(Settings):
 
     row: int = Field(1, ge=1)
     """number of the row"""
-    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
+    kind: Literal["prompts", "demonstrations", "pairs", "labelled"] | None = None
     """kind of the rows, if several commands accept the recipe; none = that of the first row"""
 
 
@@ -40,7 +40,7 @@ def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
     runs = _runs(settings.model_extra or {}, str(recipe))
     data = AnyDataSettings.model_validate(next(iter(runs.values())).data.model_dump(exclude_unset=True))
     kinds = list(dict.fromkeys(map(_kind, runs.values())))
-    kind = settings.kind or (kinds[0] if len(kinds) == 1 else NAMES[recognised(ViewSettings(data=data)).kind])
+    kind = settings.kind or (kinds[0] if len(kinds) == 1 else _word(recognised(ViewSettings(data=data)).kind))
     readers = {command: run for command, run in runs.items() if _kind(run) == kind}
     if not readers:
         raise UserError(f"{recipe}: {' and '.join(runs)} would read {' or '.join(kinds)}, and not {kind}")
@@ -63,10 +63,8 @@ def _runs(values: Mapping[str, Any], source: str) -> dict[str, ExampleRun | Roll
 
 
 def _kind(run: ExampleRun | RolloutRun) -> str:
-    match run.data:
-        case PromptSettings():
-            return "prompts"
-        case TextSettings():
-            return "demonstrations"
-        case _:
-            return "pairs"
+    return _word(run.row_kind if isinstance(run, ExampleRun) else Prompt)
+
+
+def _word(kind: type[Any]) -> str:
+    return next(word for word, one in KINDS.items() if one is kind)

@@ -59,9 +59,11 @@ class ExampleTrainer(Trainer):
         with clock("data"):
             size = settings.batch_size_at(self.used, self.examples.train.size)
             batch = self._batch(self.examples.train.take(self.used, size), step)
+        processes = self.learner.processes
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
-            mine = self.learner.processes.share(len(batch))
+            mine = processes.share(len(batch))
+            batch = settings.completed(batch, mine, self.learner.model, processes)
             gradient = Gradient(self.learner, batch, mine)
             for loss in gradient.losses(settings.update):
                 self.learner.optimizer.backward(loss)
@@ -103,6 +105,7 @@ class ExampleTrainer(Trainer):
         if held_out:
             batch, settings = self.examples.collate(mine or held_out[:1]), self.settings
             rows = range(len(mine))
+            batch = settings.completed(batch, rows, self.learner.model, processes)
             parts = micro_batches(self.learner.model, processes, batch, rows, settings.update, settings.evaluation_size)
             sums, weight = measure(self.learner, batch, parts)
         total = processes.combine({"weight": weight}, sum)["weight"]

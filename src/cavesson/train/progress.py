@@ -19,6 +19,8 @@ _SHOWN = (
     ("accuracy", "reward/accuracy", "{:.2f}"),
     ("accuracy", "dpo/accuracy", "{:.2f}"),
     ("margin", "dpo/reward_margin", "{:.2f}"),
+    ("accuracy", "kto/accuracy", "{:.2f}"),
+    ("margin", "kto/reward_margin", "{:.2f}"),
     ("reward", "reward/mean", "{:.3f}"),
     ("unscored", "reward/unscored", "{:.0%}"),
     ("KL", "kl/objective", "{:.2f}"),

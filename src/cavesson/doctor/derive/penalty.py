@@ -13,7 +13,6 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
 from cavesson.findings.kl import estimates
-from cavesson.sorted_arrays import are_first
 
 MATCHED = 0.9
 """Smallest share of the tokens that the penalty must explain."""
@@ -160,13 +159,10 @@ def least_deviations(columns: Array, goal: Array) -> Array:
 
 
 def _fit(step: Array, estimate: Array, reward: Array) -> Fit:
-    """Return the coefficient of each step whose estimates are large enough, by the median of the tokens' ratios.
-
-    The steps [N] are ascending.
-    """
+    """Return the coefficient of each step whose estimates are large enough, by the median of the tokens' ratios."""
     steps, betas, matched = [], [], []
-    begin = np.flatnonzero(are_first(step))
-    for at, x, y in zip(step[begin], *(np.split(values, begin[1:]) for values in (estimate, reward)), strict=True):
+    for at in np.unique(step):
+        x, y = estimate[step == at], reward[step == at]
         large = np.abs(x) >= max(float(np.median(np.abs(x))), SMALLEST)
         if large.sum() < MIN_TOKENS:
             continue

@@ -33,18 +33,21 @@ EXTREMES = {
 }
 METRICS = (
     "loss/nll", "perplexity", "eval/perplexity", "loss/preference", "reward/accuracy", "eval/reward/accuracy",
-    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
+    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "kto/accuracy", "eval/kto/accuracy",
+    "kto/reward_margin", "optim/learning_rate",
 )  # fmt: skip
 """What is shown of a run that learns from given examples and therefore has no rollouts."""
 HEADLINES = {
     "eval/perplexity": "held-out perplexity",
     "eval/reward/accuracy": "held-out accuracy",
     "eval/dpo/accuracy": "held-out accuracy",
+    "eval/kto/accuracy": "held-out accuracy",
     "evaluation/reward": "held-out reward",
     "evaluation/teacher_kl": "held-out reverse KL to the teacher, nats per response",
     "perplexity": "perplexity of a batch",
     "reward/accuracy": "accuracy on a batch",
     "dpo/accuracy": "accuracy on a batch",
+    "kto/accuracy": "accuracy on a batch",
     "reward/mean": "mean reward of a step",
     "teacher/kl": "reverse KL to the teacher, nats per response",
 }
