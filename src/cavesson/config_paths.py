@@ -38,6 +38,8 @@ def in_folder(value: Any, folder: Path) -> Any:
 
 def full_path(value: Any) -> Any:
     """Return the absolute path if the value names an existing file or folder; return any other value unchanged."""
+    if isinstance(value, Path):
+        value = str(value)
     if not isinstance(value, str) or value == BUILT_IN[0] or value.startswith(BUILT_IN[1]):
         return value
     return _found(value, _folders(value))

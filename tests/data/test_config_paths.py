@@ -44,6 +44,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
+def test_in_python_a_path_may_be_a_path(project: Path) -> None:
+    settings = PPORun(model={"path": project / "base"}, data={"path": Path("prompts.txt")})
+    assert settings.model.path == str(project / "base")
+    assert settings.data.path == str(project.parent / "elsewhere" / "prompts.txt")
+
+
 def test_a_recipe_means_what_lies_beside_it(project: Path) -> None:
     settings = load(PPORun, Path("../project/recipe.toml"), [])
     assert settings.model.path == str(project / "base")

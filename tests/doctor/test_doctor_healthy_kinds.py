@@ -17,7 +17,7 @@ from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules.diversity import distinct_collapse, echo_trap, entropy_collapse
 from cavesson.doctor.rules.group_advantages import UNLESS, group_advantages
 from cavesson.doctor.rules.invariants import reference_replaced
-from cavesson.doctor.rules.length import length_bias, length_exploited
+from cavesson.doctor.rules.length import false_truncation, length_bias, length_exploited
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import over_optimised, reward_falls, reward_outliers
 from cavesson.doctor.rules.sampling import end_forbidden
@@ -114,6 +114,18 @@ def test_episodes_that_grow_by_turns_alone_do_not_exploit_length(writes_more: bo
     assert sick(length_exploited, data) is writes_more
     if not writes_more:  # the same numbers, of single responses
         assert sick(length_exploited, run(tmp_path / "single", reward, group=prompts(20, 4), length=length))
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_episode_without_room_for_a_result_did_not_end_by_an_unknown_token(calls: int, tmp_path: Path) -> None:
+    """Each response of 10 tokens, of 72 that it may have, ends in token 0, and may have called a tool."""
+    ids = np.random.default_rng(0).integers(1, 50, (10, 32, 10))
+    ids[..., -1] = 0
+    each = np.ones(ids.shape[:2], int)
+    columns = {"finish_reason": np.full(each.shape, "length"), "turns": each, "calls": calls * each}
+    tokens = {"token_id": ids, "logprob": np.full(ids.shape, -1.0)}
+    info = {"config": {"sampling": {"max_new_tokens": 72}}}
+    assert sick(false_truncation, run(tmp_path / "run", each * 1.0, info, tokens, **columns)) is (calls == 0)
 
 
 @pytest.mark.parametrize("begins", [3, 12, 24])

@@ -1,5 +1,6 @@
 """Recipes from configurations of TRL: what is read from files, and what every setting becomes."""
 
+import importlib
 import json
 import tomllib
 from pathlib import Path
@@ -82,6 +83,12 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
         ("rloo", {"reward_clip_range": (-2.0, 2.0)}, {"shaping": {"clip": 2.0}}),
         ("dpo", {"loss_type": "ipo"}, {"dpo": {"loss_type": "ipo", "length_normalised": True}}),
         ("reward-model", {"max_length": 512}, {"data": {"path": "x", "max_length": 512, "overlong": "drop"}}),
+        (
+            "distill",
+            {"teacher_model": "t", "beta": 0.1, "max_steps": 7, "gradient_accumulation_steps": 2},
+            {"teacher": {"path": "t"}, "distill": {"loss_type": "full", "beta": 0.1}, "steps": 7, "batch_size": 16},
+        ),
+        ("distill", {}, {"sampling": {"temperature": 0.9, "max_new_tokens": 128}}),
         ("sft", {"neftune_noise_alpha": 5}, {"sft": {"neftune_alpha": 5.0}}),
         ("sft", {"train_sampling_strategy": "sequential"}, {"data": {"path": "x", "shuffle": False}}),
         (
@@ -112,6 +119,8 @@ def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, 
         ("sft", {"optim": "adafactor"}, "the optimiser is AdamW"),
         ("sft", {"learing_rate": 1.0}, "no setting of Cavesson does this"),
         ("rloo", {"reward_clip_range": (0.0, 2.0)}, "shaping.clip is symmetric"),
+        ("distill", {"seq_kd": True}, "fine-tune on the teacher's responses"),
+        ("distill", {"lmbda": 0.5}, "all responses are the model's own"),
         ("sft", {"packing": True}, "a batch counts examples and not packed sequences"),
         ("sft", {"push_to_hub": True}, "cavesson push-to-hub"),
         ("dpo", {"train_sampling_strategy": "group_by_length"}, "rows come shuffled or in their order"),
@@ -153,6 +162,15 @@ def test_files_of_the_command_line_are_read(tmp_path: Path) -> None:
         ]
 
 
+def test_a_script_of_a_distillation_names_its_teacher(tmp_path: Path) -> None:
+    script = 'GKDTrainer("small", teacher_model="large", args=GKDConfig(lmbda=1.0), train_dataset=rows)'
+    (tmp_path / "train.py").write_text(script)
+    text = recipe(read(tmp_path / "train.py", None))
+    found = settings("distill", text, tmp_path)
+    assert (found["model"], found["teacher"]) == ({"path": "small"}, {"path": "large"})
+    assert "of the trainer" not in text
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -174,8 +192,9 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: st
 @pytest.mark.parametrize("command", RULES)
 def test_every_field_and_default_is_that_of_trl(command: str) -> None:
     trl = pytest.importorskip("trl")
-    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[command]
-    fields = getattr(trl, f"{begin}Config").__dataclass_fields__
+    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}.get(command)
+    config = getattr(trl, f"{begin}Config") if begin else importlib.import_module("trl.experimental.gkd").GKDConfig
+    fields = config.__dataclass_fields__
     ours = {
         "model",
         "dataset",
@@ -187,12 +206,13 @@ def test_every_field_and_default_is_that_of_trl(command: str) -> None:
         "load_in_8bit",
         "dataset_config",
         "dataset_train_split",
+        *(("teacher_model", "num_generations") if command == "distill" else ()),
     }
     former = {"warmup_ratio"}
     assert set(RULES[command]) - ours - former <= set(fields) | set(trl.GRPOConfig.__dataclass_fields__) | set(
         trl.SFTConfig.__dataclass_fields__
     )
-    for name, default in DEFAULTS[command].items():
+    for name, default in DEFAULTS[command].items() - ({("num_generations", 1)} if command == "distill" else set()):
         theirs = fields[name].default
         theirs = getattr(theirs, "value", theirs)
         assert theirs == default or fields[name].default_factory() == [default], name

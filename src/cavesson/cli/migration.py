@@ -16,7 +16,8 @@ def from_trl(
     config: Annotated[Path, typer.Argument(help="A configuration: .yaml, .json, or a script, which is not run.")],
     recipe: Annotated[Path | None, typer.Argument(help="The recipe to write; without it, it is printed.")] = None,
     trainer: Annotated[
-        str | None, typer.Option(help="sft, reward-model, dpo, grpo or rloo, if the configuration does not say it.")
+        str | None,
+        typer.Option(help="sft, reward-model, dpo, grpo, rloo or distill, if the configuration does not say it."),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of TRL's run.", min=1)] = 1,
 ) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.findings.words import Phrase
-from cavesson.record.keys import rollout_keys
 
 DerivedValues = Mapping[str, Any] | None
 """Values by what they are (``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``); None if the data leave
@@ -42,11 +41,9 @@ def derivation(*, gives: Iterable[str], needs: Iterable[str], how: str) -> Calla
 
 def of_sample(sample: Rows, values: Array) -> Callable[[Rows], Array]:
     """Return a column that has the values [n] of the sampled rollouts, and NaN for all others."""
-    keys = rollout_keys(sample.table)
 
     def column(rows: Rows) -> Array:
-        wanted = rollout_keys(rows.table)
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, values[at], np.nan)
+        at = np.minimum(np.searchsorted(sample.keys, rows.keys), len(sample) - 1)
+        return np.where(sample.keys[at] == rows.keys, values[at], np.nan)
 
     return column

@@ -220,15 +220,18 @@ class RecordedData:
     @cached_property
     def only_held_out(self) -> bool:
         """Whether another trainer's record has held-out rollouts only: these are judged, as far as they can be."""
-        split = self.run.rows(["split"])["split"]
+        split = self._table["split"]
         return not self.own and len(split) > 0 and bool(pc.all(is_held_out(split)).as_py())
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        """All rollouts, without texts."""
+        return self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
 
     @cached_property
     def _rollouts(self) -> tuple[Rows, Rows]:
         """The rollouts to judge, which are those that were trained on if there are any, and the held-out ones."""
-        table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
-        if "rows" not in self.sees:
-            table = table.slice(0, 0)
+        table = self._table if "rows" in self.sees else self._table.slice(0, 0)
         derived = self._columns("rows")
         if self.only_held_out:
             return Rows(table, derived=derived), Rows(table.slice(0, 0), derived=derived)
@@ -258,7 +261,7 @@ class RecordedData:
     def turns(self) -> Turns:
         """The turns of the episodes in ``sample``; none if the run has none, or may not be seen."""
         if "turns" not in self.sees or not len(self.rows) or not self.run.has_turns():
-            return Turns(NO_TURNS, Rows(self.rows.table.slice(0, 0)))
+            return Turns(NO_TURNS, Rows(self._table.slice(0, 0)))
         rows = self.sample.rows
         return Turns(self.run.turns_of(zip(rows.step.tolist(), rows.sample.tolist(), strict=True)), rows)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from cavesson.doctor.series import Array, Series, read_only, series
 from cavesson.findings.finding import Evidence
+from cavesson.sorted_arrays import are_first
 from cavesson.text.words import words
 
 Lookup = Callable[[str], Callable[[Any], Any] | None]
@@ -46,6 +47,7 @@ class Rows:
         self._table, self._kept, self._derived = table, kept, derived
         self._cut = {} if cut is None else cut
         self._numbers: dict[str, Array] = {}  # of derived columns
+        self._means: dict[str, Series] = {}
         self._as_recorded: dict[str, Array] = {}
         self._is_recorded: dict[str, bool] = {}
 
@@ -164,6 +166,16 @@ class Rows:
         return read_only(np.unique(self.step))
 
     @cached_property
+    def place(self) -> Array:
+        """[n] the index of each rollout's step in ``steps``."""
+        return read_only(np.searchsorted(self.steps, self.step))
+
+    @cached_property
+    def keys(self) -> Array:
+        """[n] a number for each rollout, as in ``rollout_keys``."""
+        return read_only((self.step << 32) + self.sample)
+
+    @cached_property
     def prompt(self) -> Array:
         """[n] number of each rollout's prompt, the same in all steps; a separate number if the prompt is not known."""
         key = self["group"]
@@ -177,7 +189,7 @@ class Rows:
 
         A rollout whose prompt is not known is alone.
         """
-        prompt = np.searchsorted(self.steps, self.step) * (self.prompt.max(initial=0) + 1) + self.prompt
+        prompt = self.place * (self.prompt.max(initial=0) + 1) + self.prompt
         prompt = np.unique(prompt, return_inverse=True)[1]
         known, draw = np.isfinite(self["group"]), np.zeros(len(self), np.int64)
         draw[known] = draws(prompt[known], self.sample[known])
@@ -219,27 +231,33 @@ class Rows:
         order = np.argsort(-np.nan_to_num(values))
         return self.evidence(order[values[order] > -np.inf])
 
-    def by_step(self, values: Array, statistic: Callable[[Array], Any] = np.mean) -> Series:
+    def by_step(self, values: Array, statistic: Callable[..., Any] = np.mean) -> Series:
         """Return a statistic of the finite values of each step; steps without finite values are left out.
 
         Args:
             values: [n] one number per rollout.
-            statistic: Computes the statistic from the values of one step.
+            statistic: Computes the statistic along the axis of an array that the argument ``axis`` names.
         """
         finite = np.isfinite(values)
-        edges = [*np.searchsorted(self.step, self.steps).tolist(), len(self)]
-        parts = [values[first:end][finite[first:end]] for first, end in pairwise(edges)]
-        found = [float(statistic(part)) if len(part) else np.nan for part in parts]
-        return series(self.steps, np.array(found, np.float64))
+        values, step = values[finite], self.step[finite]
+        begin = np.flatnonzero(are_first(step))
+        count = np.diff(begin, append=len(step))
+        found = np.zeros(len(begin))
+        for size in np.unique(count):  # at once: a call per step takes longer than the numbers do
+            alike = count == size
+            found[alike] = statistic(values[begin[alike, None] + np.arange(size)], axis=1)
+        return series(step[begin], found)
 
     def mean(self, name: str) -> Series:
         """Return the mean of a column by step."""
-        values = self[name]
-        finite = np.isfinite(values)
-        where = np.searchsorted(self.steps, self.step[finite])
-        count = np.bincount(where, minlength=len(self.steps))
-        with np.errstate(invalid="ignore"):
-            return series(self.steps, np.bincount(where, values[finite], minlength=len(self.steps)) / count)
+        if name not in self._means:
+            values = self[name]
+            finite = np.isfinite(values)
+            where, size = self.place[finite], len(self.steps)
+            with np.errstate(invalid="ignore"):
+                mean = np.bincount(where, values[finite], size) / np.bincount(where, minlength=size)
+            self._means[name] = Series(*map(read_only, series(self.steps, mean)))
+        return self._means[name]
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

@@ -125,6 +125,11 @@ class Sample:
         return read_only(self.rows.step[self.line])
 
     @cached_property
+    def place(self) -> Array:
+        """[N] the index of each token's step in those of the rollouts."""
+        return read_only(self.rows.place[self.line])
+
+    @cached_property
     def length(self) -> Array:
         """[n] number of trained tokens of each rollout."""
         return read_only(np.bincount(self.line[self.trained], minlength=len(self.rows)))
@@ -165,11 +170,15 @@ class Sample:
 
     def _by_step(self, values: Array, of: Array | None = None) -> tuple[Series, Series]:
         there = np.isfinite(values) & (self.trained if of is None else of)
-        steps, where = np.unique(self.step[there], return_inverse=True)
-        count = np.bincount(where)
-        mean = np.bincount(where, values[there]) / count
-        variance = np.bincount(where, (values[there] - mean[where]) ** 2) / count
-        return Series(steps, mean), Series(steps, variance)
+        where, values = self.place[there], values[there]
+        size = len(self.rows.steps)
+        count = np.bincount(where, minlength=size)
+        known = count > 0
+        with np.errstate(invalid="ignore"):
+            mean = np.bincount(where, values, size) / count
+            variance = np.bincount(where, (values - mean[where]) ** 2, size) / count
+        steps = self.rows.steps[known]
+        return Series(steps, mean[known]), Series(steps, variance[known])
 
     def worst(self, values: Array) -> tuple[Evidence, ...]:
         """Return the tokens with the largest of the values [N] as evidence, at most one per rollout."""

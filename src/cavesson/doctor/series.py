@@ -150,7 +150,13 @@ def slope_by_step(step: Array, x: Array, y: Array) -> Series:
 
 def standard_error(values: Array) -> float:
     """Return the standard error of the mean of finite values; infinite for fewer than two values."""
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
+    return float(standard_errors(values, 0))
+
+
+def standard_errors(values: Array, axis: int) -> Any:
+    """Return the standard errors of the means along an axis, as ``standard_error``."""
+    size = values.shape[axis]
+    return np.std(values, axis, ddof=1) / np.sqrt(size) if size > 1 else np.inf
 
 
 def over_median(points: Series, width: int = 11) -> Array:

@@ -81,8 +81,11 @@ def _continues(outside: str, edge: str) -> bool:
 @cache
 def kind_of(character: str) -> int:
     """Return SPACE, LETTER, SIGN or ALONE."""
-    if any(first <= ord(character) <= last for first, last in _ALONE):
-        return ALONE
+    return ALONE if any(first <= ord(character) <= last for first, last in _ALONE) else _kind_of(character)
+
+
+def _kind_of(character: str) -> int:
+    """Return the same, of a character that is not ``ALONE``."""
     category = unicodedata.category(character)
     if category[0] in "LNM" or category == "Cs":
         return LETTER
@@ -94,10 +97,11 @@ def _tables() -> tuple[Array, Array]:
     """Return the kind and the lower case of every code point."""
     kinds, lower = np.full(_CHARACTERS, SIGN, np.uint8), np.arange(_CHARACTERS, dtype=np.uint32)
     for first, stop in ((0, _CASED), _PLANE_14):
-        kinds[first:stop] = [kind_of(chr(code)) for code in range(first, stop)]
+        kinds[first:stop] = [_kind_of(chr(code)) for code in range(first, stop)]
     for first, last in _ALONE:
         kinds[first : last + 1] = ALONE
-    lower[:_CASED] = [ord(fold(chr(code))) for code in range(_CASED)]
+    folded = (chr(code).lower() for code in range(_CASED))
+    lower[:_CASED] = [code if len(character) > 1 else ord(character) for code, character in enumerate(folded)]
     return kinds, lower
 
 

@@ -13,6 +13,7 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
 from cavesson.findings.kl import estimates
+from cavesson.sorted_arrays import are_first
 
 MATCHED = 0.9
 """Smallest share of the tokens that the penalty must explain."""
@@ -159,10 +160,13 @@ def least_deviations(columns: Array, goal: Array) -> Array:
 
 
 def _fit(step: Array, estimate: Array, reward: Array) -> Fit:
-    """Return the coefficient of each step whose estimates are large enough, by the median of the tokens' ratios."""
+    """Return the coefficient of each step whose estimates are large enough, by the median of the tokens' ratios.
+
+    The steps [N] are ascending.
+    """
     steps, betas, matched = [], [], []
-    for at in np.unique(step):
-        x, y = estimate[step == at], reward[step == at]
+    begin = np.flatnonzero(are_first(step))
+    for at, x, y in zip(step[begin], *(np.split(values, begin[1:]) for values in (estimate, reward)), strict=True):
         large = np.abs(x) >= max(float(np.median(np.abs(x))), SMALLEST)
         if large.sum() < MIN_TOKENS:
             continue

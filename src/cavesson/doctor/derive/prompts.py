@@ -21,8 +21,7 @@ def equal_prompts(data: RecordedData) -> DerivedValues:
     keys = rollout_keys(table)
 
     def group(rows: Rows) -> Array:
-        wanted = (rows.step << 32) + rows.sample
-        place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-        return np.where(keys[place] == wanted, numbers[place], np.nan)
+        place = np.searchsorted(keys, rows.keys).clip(max=len(keys) - 1)
+        return np.where(keys[place] == rows.keys, numbers[place], np.nan)
 
     return {"rows.group": group}

@@ -244,8 +244,9 @@ def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
 
 
 def _alike(responses: list[set[str]], i: int, j: int) -> float:
-    union = responses[i] | responses[j]
-    return len(responses[i] & responses[j]) / len(union) if union else 1.0
+    shared = len(responses[i] & responses[j])
+    either = len(responses[i]) + len(responses[j]) - shared
+    return shared / either if either else 1.0
 
 
 @rule(

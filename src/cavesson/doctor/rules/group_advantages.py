@@ -11,7 +11,7 @@ from cavesson.doctor.reading import Curve, Reading
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import RUNAWAY
 from cavesson.doctor.series import Array, series, since
-from cavesson.findings.kl import estimates
+from cavesson.findings.kl import estimate
 from cavesson.findings.words import Phrase, Share
 
 EXACT = 1e-4
@@ -154,7 +154,7 @@ def _signal(data: RunData) -> Array:
     reward = rows.trained_reward
     if data.setting("kl.place") != "reward" or not rows.has("kl_coef"):
         return reward
-    spent = sample.total(estimates(sample["kl_k1"])[data.setting("kl.estimator")])
+    spent = sample.total(estimate(data.setting("kl.estimator"), sample["kl_k1"], np.nan))
     return np.asarray(reward - np.where(rows["kl_coef"] == 0, 0.0, rows["kl_coef"] * spent))
 
 

@@ -13,7 +13,7 @@ from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.sample import Sample
-from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
+from cavesson.doctor.series import Array, Series, since, smoothed, standard_errors, together, trend
 from cavesson.findings.kl import estimates, pull
 from cavesson.findings.settings import HELD
 from cavesson.findings.words import Percent, Phrase, Share
@@ -52,7 +52,7 @@ def _lengths(data: RunData, step: Array) -> Array:
 
 def _noise(data: RunData, points: Series) -> Array:
     """Return the standard error of each step's mean; estimated from neighbouring steps if only means are known."""
-    errors = data.rows.by_step(data.rows["kl_k1"], standard_error)
+    errors = data.rows.by_step(data.rows["kl_k1"], standard_errors)
     if len(errors):
         return np.asarray(np.interp(points.step, *errors))
     return np.full(len(points), float(np.median(np.abs(np.diff(points.value)))) if len(points) > 1 else 0.0)

@@ -119,7 +119,10 @@ def _longer_pays(data: RunData) -> tuple[bool, bool]:
 )
 def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | None:
     sample = data.sample
-    cut = sample.rows.says("finish_reason", "length") & (sample.length > 0)
+    turns, calls = sample.rows["turns"], sample.rows["calls"]
+    # If each turn made a call, the last result did not fit into the episode: its response had ended.
+    unanswered = (calls > 0) & (calls >= turns)
+    cut = sample.rows.says("finish_reason", "length") & (sample.length > 0) & ~unanswered
     if cut.sum() < 20:
         return None
     longest = float(data.setting("config.sampling.max_new_tokens") or sample.length[cut].max())

@@ -1,5 +1,7 @@
 """Rules on disagreement between sampler and trainer, due to engines, kernels or weights that were not synchronised."""
 
+from functools import partial
+
 import numpy as np
 
 from cavesson.doctor.data import RunData
@@ -295,7 +297,7 @@ def mismatch_rare_tokens(data: RunData, *, limit: float = 0.1, factor: float = 5
 )
 def too_off_policy(data: RunData, *, limit: float = 8.0) -> Reading | None:
     age = data.rows.step - data.rows["policy_version"]
-    points = data.rows.by_step(age, lambda values: np.quantile(values, 0.9))
+    points = data.rows.by_step(age, partial(np.quantile, q=0.9))
     if not len(points):
         return None
     # The age grows from the first steps on, long before it exceeds the limit.

@@ -86,7 +86,8 @@ class Texts:
         def counts(word: str) -> bool:
             return not without >= set(word) if is_sign(word) else word not in without
 
-        return np.array([sum(map(counts, words)) for words in self._words])
+        kept = {word: counts(word) for word in set().union(*self._words)}
+        return np.array([sum(map(kept.__getitem__, words)) for words in self._words])
 
 
 def parts_of(pattern: str) -> set[str]:

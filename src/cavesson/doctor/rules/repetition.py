@@ -120,7 +120,8 @@ def _returning(turns: list[list[str]]) -> float:
 
 
 def _returns(words: list[str]) -> int:
-    return sum(word in words[max(0, i - 2) : i] for i, word in enumerate(words))
+    before = zip(words, [None, *words], strict=False)
+    return sum(word in two for word, two in zip(words[1:], before, strict=False))
 
 
 def _compressed(turns: list[str]) -> float:

@@ -21,8 +21,8 @@ MIN_PROMPT = 3
 """Tokens or characters of a prompt with which a response does not begin by chance."""
 SPECIAL = re.compile(r"<[^<>]{1,40}>|\[[A-Z_]{2,20}\]")
 """What looks like the text of a special token, in a text without spaces."""
-SPACE = re.compile(r"[\sĠĊ▁]+")
-"""White space, also as tokenizers write it in their own strings: decoding one token at a time keeps or loses it."""
+SPACES = ("\\n", "Ġ", "Ċ", "▁")
+"""White space as logs and tokenizers write it: decoding one token at a time keeps or loses it."""
 BROKEN = "\ufffd"
 """A part of a character that several tokens make up."""
 SHOWN = 30
@@ -115,10 +115,16 @@ def _plain(texts: Sequence[str]) -> list[str]:
 
     If one of them has a part of a character, none keeps characters that could be made of such parts.
     """
-    found = [SPECIAL.sub("", SPACE.sub("", text.replace("\\n", ""))).rstrip(".…") for text in texts]
+    found = [SPECIAL.sub("", _without_spaces(text)).rstrip(".…") for text in texts]
     if any(BROKEN in text for text in found):
         found = [text.encode("ascii", "ignore").decode() for text in found]
     return found
+
+
+def _without_spaces(text: str) -> str:
+    for space in SPACES:
+        text = text.replace(space, "")
+    return "".join(text.split())
 
 
 def _differing(data: RunData, read: Sequence[_Both]) -> dict[int, Phrase]:

@@ -6,12 +6,12 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import recorded_white, scales
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
-from cavesson.findings.kl import estimates
+from cavesson.findings.kl import estimate
 
 
 def penalty(data: RunData, sample: Sample) -> Array:
     """Return [N] the KL estimates that β multiplies, by the run's estimator; NaN if it is not known, or is exact."""
-    return estimates(sample["kl_k1"]).get(str(data.setting("kl.estimator")), np.full(len(sample), np.nan))
+    return estimate(str(data.setting("kl.estimator")), sample["kl_k1"], np.nan)
 
 
 def without_penalty(data: RunData, sample: Sample) -> Array:

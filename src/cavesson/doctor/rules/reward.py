@@ -68,7 +68,7 @@ def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | No
     name = Phrase("mean reward of each prompt − that of its step; green: range expected by chance for equal prompts")
     along = Phrase("prompts, in ascending order of reward")
     curve = Curve(Series(np.arange(1, len(order) + 1), mean[order]), -2 * chance, 2 * chance, name, along)
-    course = _course(data.whole)
+    course = _course(data.whole) if sick else None
     return Reading(Share(share), sick, int(rows.steps[0]), rows.evidence(shown), curve=curve, course=course)
 
 
@@ -182,12 +182,12 @@ def reward_outliers(data: RunData, *, limit: float = 15.0, rare: float = Share(1
     if spread < 1e-9:
         return None
     # A reward whose scale grows has no outliers for that reason.
-    by_step = smoothed(data.rows.where(np.isfinite(reward)).by_step(np.abs(inner - np.median(inner)), np.median))
-    scale = np.maximum(spread, 1.4826 * np.interp(data.rows.step[known], *by_step))
-    away = np.where(can_be, np.abs(inner - np.median(inner)) / scale, 0.0)
-    worst, beyond = known[np.argsort(-away)], known[away > limit]
     distance = np.full(len(reward), np.nan)
-    distance[known] = away
+    distance[known] = np.abs(inner - np.median(inner))
+    by_step = smoothed(data.rows.by_step(distance, np.median))
+    scale = np.maximum(spread, 1.4826 * np.interp(data.rows.step[known], *by_step))
+    away = distance[known] = np.where(can_be, distance[known] / scale, 0.0)
+    worst, beyond = known[np.argsort(-away)], known[away > limit]
     first = earliest(data.rows.step[beyond])
     words = {"value": float(reward[worst[0]])}
     curve = Curve(data.rows.by_step(distance, np.max), high=limit)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cavesson.errors import UserError
 
-TRAINERS = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}
+TRAINERS = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO", "distill": "GKD"}
 """Commands, and how the names of TRL's trainers and configurations begin."""
 _TELLING = {
     "grpo": {
@@ -22,6 +22,7 @@ _TELLING = {
     "rloo": {"normalize_advantages", "reward_clip_range"},
     "reward-model": {"center_rewards_coefficient"},
     "sft": {"packing", "completion_only_loss", "assistant_only_loss", "dataset_text_field"},
+    "distill": {"lmbda", "seq_kd", "teacher_model_name_or_path"},
     "dpo": {"label_smoothing", "precompute_ref_log_probs", "f_divergence_type"},
 }
 """Settings that only one trainer has, for files that do not name theirs."""
@@ -32,7 +33,7 @@ class Given:
     """What a configuration says."""
 
     command: str
-    """sft, reward-model, dpo, grpo or rloo"""
+    """sft, reward-model, dpo, grpo, rloo or distill"""
     values: dict[str, Any]
     """fields of the configuration, and what the trainer gets as `model`, `dataset` and `lora`, if that was found"""
     rewards: list[str] = field(default_factory=list)
@@ -156,8 +157,10 @@ def _add_trainer(given: Given, path: Path, tree: ast.Module, call: ast.Call) -> 
     """Add what the call of the trainer says of model, data and rewards."""
     arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     arguments |= dict(zip(("model",), call.args, strict=False))
-    if (model := _text(arguments.get("model"))) is not None:
-        given.values["model"] = model
+    for argument in ("model", "teacher_model"):
+        if (model := _text(arguments.get(argument))) is not None:
+            given.values[argument] = model
+            del arguments[argument]
     others = set(arguments) - {"model", "args", "reward_funcs", "train_dataset", "peft_config", "processing_class"}
     given.unread |= {f"{name} of the trainer": ast.unparse(arguments[name]) for name in sorted(others)}
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -406,7 +406,30 @@ RLOO: dict[str, Rule] = {
     "use_vllm": lambda on, values: {**_engine(on, values), **({"rloo.importance": 0.0} if on else {})},
 }
 
-RULES: dict[str, dict[str, Rule]] = {"sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "grpo": GRPO, "rloo": RLOO}
+
+def _own_share(share: float, _: Values) -> dict[str, Any]:
+    if share < 1:
+        raise NoCounterpart("all responses are the model's own; fine-tune on given ones first, with cavesson sft")
+    return {}
+
+
+DISTILL: dict[str, Rule] = {
+    **COMMON,
+    "num_generations": None,  # TRL samples one response to a prompt, as we do by default
+    "teacher_model": "teacher.path",
+    "teacher_model_name_or_path": "teacher.path",
+    "teacher_model_init_kwargs": unless(None, "the teacher has the dtype of the model"),
+    "beta": lambda beta, _: {"distill.loss_type": "full", "distill.beta": float(beta)},
+    "lmbda": _own_share,
+    "seq_kd": unless(False, "fine-tune on the teacher's responses with cavesson sft"),
+    "temperature": "sampling.temperature",
+    "max_new_tokens": "sampling.max_new_tokens",
+    "max_length": lambda length, _: {} if length is None else {"data.max_prompt_tokens": length},
+}
+
+RULES: dict[str, dict[str, Rule]] = {
+    "sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "grpo": GRPO, "rloo": RLOO, "distill": DISTILL
+}  # fmt: skip
 
 _TRAINING = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
@@ -428,6 +451,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "vllm_importance_sampling_clip_max": 3.0,
     },
     "rloo": {**_TRAINING, **_ROLLOUTS, "learning_rate": 1e-6, "num_generations": 2, "beta": 0.05},
+    "distill": {
+        **_TRAINING, "learning_rate": 2e-5, "num_generations": 1, "beta": 0.5, "lmbda": 0.5, "temperature": 0.9,
+        "max_new_tokens": 128, "max_length": 1024,
+    },
 }  # fmt: skip
 """Of TRL 1.16, as far as they reach the recipe."""
 
@@ -449,6 +476,11 @@ DIFFERENCES: dict[str, list[str]] = {
     ],
     "dpo": ["The reference scores all pairs once, before the first step.", _WARM_UP, _PASSES],
     "grpo": [
+        "Dropout is always off.",
+        "An optimiser step whose mean ratio is above update.max_ratio is skipped.",
+        _WARM_UP,
+    ],
+    "distill": [
         "Dropout is always off.",
         "An optimiser step whose mean ratio is above update.max_ratio is skipped.",
         _WARM_UP,
