@@ -37,6 +37,7 @@ VIEWS = (
     "rows?q=a.%2Bb&regex=1", "hits?q=a%20b", "rollouts/0/0", "rollouts/0/0/tokens", "rollouts/0/0/texts",
     "groups?step=0", "never-beats", "patterns?kind=all", "similar/0/0", "export?format=csv", "export?format=jsonl",
     "export?format=parquet", "stars", "prompts?sort=never",
+    "groups/0/0",
 )  # fmt: skip
 OTHERS = ("/api/runs", "/api/compare?runs=0,0", "/api/compare?runs=0@0,0@1")
 

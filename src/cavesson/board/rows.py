@@ -81,9 +81,14 @@ def answers(run: OpenRun, snapshot: Snapshot, page: Array) -> list[str | None]:
 
 
 def _answers(turns: pa.Table, count: int) -> list[str | None]:
+    return [said and said[:LENGTH] for said in last_said(turns, count)]
+
+
+def last_said(turns: pa.Table, count: int) -> list[str | None]:
+    """Return what the policy said last in each of ``count`` rows, given their turns; None for rows without turns."""
     found: list[str | None] = [None] * count
     for place, role, text in zip(*(turns[name].to_pylist() for name in ("place", "role", "text")), strict=True):
-        said = text[:LENGTH] if role == "assistant" and text and text.strip() else None
+        said = text if role == "assistant" and text and text.strip() else None
         found[place] = found[place] or "" if said is None else said
     return found
 

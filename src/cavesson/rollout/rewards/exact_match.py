@@ -3,49 +3,13 @@
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from cavesson.errors import UserError
+from cavesson.text.final_answer import NUMBER, WORDS, final_answer, last_number, plain
 
-_NUMBER = re.compile(
-    r"""(?<![\w.])[+-]?       # the minus of 10-3 and of x-3 is a subtraction
-    (?:\d+\s+\d+/\d+          # 1 1/2
-    |(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+|[eE][+-]?\d+)?
-    |\.\d+(?:[eE][+-]?\d+)?)
-    |\d+(?:\.\d+)?            # glued to a letter, as in x3 or 5kg""",
-    re.VERBOSE,
-)
 _SIGNS = r"\s$€£¥%.°"
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a character of the answer
-_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
-_EMPHASIS = re.compile(r"(?<![\w)}])[*_]+(?=\S)|(?<=\S)[*_]+(?![\w({])")
 _LARGEST_EXPONENT = 100
-_SPELLINGS = (
-    (r"[−–]", "-"),
-    (r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})", ""),
-    (r"\\[dtc]frac", r"\\frac"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-    (r"\{,\}", ","),
-    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:()\[\]]|~", ""),
-    (r"\\ |\\q?quad(?![a-zA-Z])", " "),
-    (r"\\(?=[$%])", ""),
-    (r"\^\{?\\circ\}?|\\degree", "°"),
-    (r"(?<!\s)\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*(?:\{\s*)?([+-]?\d+)\s*\}?", r"e\1"),
-    (r"([\^_])\{(\w)\}", r"\1\2"),
-    (r"(?<![\w)}])([+-])\s*(?:[$€£¥]\s*)?(?=[\d.])", r"\1"),
-    (r"_{3,}", "__"),
-)
-"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order.
-
-Responses may be long runs of one character, so no run may be read from each of its characters on.
-"""
-
-
-class _Answer(NamedTuple):
-    text: str
-    is_boxed: bool
 
 
 def exact_match(
@@ -84,45 +48,21 @@ def right_answers(prompts: Sequence[str], ground_truth: Sequence[Any] | None) ->
     for prompt, truth in zip(prompts, ground_truth, strict=True):
         if truth is None or not str(truth).strip():
             raise UserError(f"the reward exact_match: ground_truth is empty for prompt {prompt!r}")
-        if _final(str(truth)) is None:
+        if final_answer(str(truth)) is None:
             raise UserError(f"the reward exact_match: ground_truth has a box that is not closed for prompt {prompt!r}")
     return [str(truth) for truth in ground_truth]
 
 
 def matches(response: str, truth: str) -> bool:
     """Return whether both texts have the same final answer."""
-    answer, expected = _final(response), _final(truth)
+    answer, expected = final_answer(response), final_answer(truth)
     if answer is None or expected is None:
         return False
     number = _as_number(expected.text)
     if number is None:
         known = _normalised(expected.text)
         return bool(known) and _normalised(answer.text) == known
-    return (_boxed_number(answer.text) if answer.is_boxed else _last_number(answer.text)) == number
-
-
-def _final(text: str) -> _Answer | None:
-    """Return the content of the last box, else the rest of the line after the last ####, else the whole text.
-
-    Return None if the last box is not closed.
-    """
-    boxes = list(_BOX.finditer(text))
-    if boxes:
-        inside = _closed(text[boxes[-1].end() :])
-        return None if inside is None else _Answer(inside, True)
-    _, mark, after = text.rpartition("####")
-    answer = after.strip().split("\n")[0] if mark else text
-    return _Answer(answer, False)
-
-
-def _closed(text: str) -> str | None:
-    """Return the text before the first closing brace without an opening brace in `text`, or None if there is none."""
-    depth = 1
-    for brace in _BRACE.finditer(text):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[: brace.start()]
-    return None
+    return (_boxed_number(answer.text) if answer.how == "boxed" else _last_number(answer.text)) == number
 
 
 def _as_number(text: str) -> Fraction | None:
@@ -130,9 +70,9 @@ def _as_number(text: str) -> Fraction | None:
 
     Units in LaTeX's text commands may stand next to the number.
     """
-    for cleaned in (_plain(_WORDS.sub("", text)), _plain(text)):
-        found = _NUMBER.findall(cleaned)
-        if len(found) == 1 and not re.search(f"[^{_SIGNS}]", _NUMBER.sub("", cleaned)):
+    for cleaned in (plain(WORDS.sub("", text)), plain(text)):
+        found = NUMBER.findall(cleaned)
+        if len(found) == 1 and not re.search(f"[^{_SIGNS}]", NUMBER.sub("", cleaned)):
             return _value(found[0])
     return None
 
@@ -142,18 +82,18 @@ def _boxed_number(text: str) -> Fraction | None:
 
     A letter directly before a number, or a single letter directly after it, is a factor and makes an expression.
     """
-    cleaned = re.split(r"=|≈|\\approx", _plain(text))[-1]
+    cleaned = re.split(r"=|≈|\\approx", plain(text))[-1]
     cleaned = re.sub(r"(?<=[a-z])/(?=[a-z])", "", cleaned)  # a unit such as km/h
-    found = _NUMBER.findall(cleaned)
-    if len(found) != 1 or re.search(r"[A-Za-z]\d|\d[A-Za-z](?![A-Za-z])", _NUMBER.sub("0", cleaned)):
+    found = NUMBER.findall(cleaned)
+    if len(found) != 1 or re.search(r"[A-Za-z]\d|\d[A-Za-z](?![A-Za-z])", NUMBER.sub("0", cleaned)):
         return None
-    is_expression = re.search(rf"[^{_SIGNS},;:'\"\w]|_", _NUMBER.sub("", cleaned))
+    is_expression = re.search(rf"[^{_SIGNS},;:'\"\w]|_", NUMBER.sub("", cleaned))
     return None if is_expression else _value(found[0])
 
 
 def _last_number(text: str) -> Fraction | None:
-    found = _NUMBER.findall(_plain(text))
-    return _value(found[-1]) if found else None
+    found = last_number(text)
+    return None if found is None else _value(found)
 
 
 def _value(number: str) -> Fraction | None:
@@ -170,33 +110,7 @@ def _value(number: str) -> Fraction | None:
     return Fraction(whole[0]) + (-value if whole[0].startswith("-") else value)
 
 
-def _plain(text: str) -> str:
-    """Remove the LaTeX, Markdown and typographic markup of an answer."""
-    for pattern, plain in _SPELLINGS:
-        text = re.sub(pattern, plain, text)
-    text = _WORDS.sub(r" \1 ", text)
-    while (simpler := _FRACTION.sub(_slashed, text)) != text:
-        text = simpler
-    return _EMPHASIS.sub("", text)
-
-
-def _slashed(fraction: re.Match[str]) -> str:
-    """Return a LaTeX fraction as `a/b`, with parentheses where needed.
-
-    After a digit, a space is put before it, so that the two are read as a mixed number.
-    """
-    before = fraction.string[: fraction.start()]
-    above, below = (
-        part if re.fullmatch(r"\d+(?:\.\d+)?|[a-zA-Z]", part) else f"({part})"
-        for part in (fraction[1].strip(), fraction[2].strip())
-    )
-    negative = re.fullmatch(r"\(-(\d+)\)", above)
-    if negative and not before.strip(" $"):
-        above = f"-{negative[1]}"
-    return f"{' ' if before[-1:].isdigit() else ''}{above}/{below}"
-
-
 def _normalised(text: str) -> str:
-    text = _plain(text).replace("$", "").casefold()
+    text = plain(text).replace("$", "").casefold()
     text = re.sub(r"\s*([^\w\s])\s*", r"\1", " ".join(text.split()))
     return text.rstrip(".").strip()

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { difference, words } from "../src/maths/diff";
+import { commonBeginning, difference, words } from "../src/maths/diff";
 import { beginning, direction, visible } from "../src/maths/text";
 
 test("control characters and direction marks are seen, not obeyed", () => {
@@ -91,4 +91,14 @@ test("a text is cut between characters, and says so", () => {
   assert.equal(beginning("five!", 4), "five…");
   assert.equal(beginning("abc🙂d", 4), "abc…"); // the fourth unit is half a character
   assert.equal(beginning("ab🙂cd", 4), "ab🙂…");
+});
+
+test("the common beginning of texts ends with a whole word that all have", () => {
+  assert.equal(commonBeginning(["First we add. So 4", "First we add. So 45", "First we add. Then 4"]), "First we add.");
+  assert.equal(commonBeginning(["same words", "same words"]), "same words");
+  assert.equal(commonBeginning(["same", "same words"]), "same");
+  assert.equal(commonBeginning(["音乐会很好", "音乐节"]), "音乐");
+  assert.equal(commonBeginning(["a", "b"]), "");
+  assert.equal(commonBeginning(["alone"]), "");
+  assert.equal(commonBeginning([]), "");
 });

@@ -212,6 +212,30 @@ export interface Group {
   rows: (RolloutKey & { reward: number | null; response: string })[];
 }
 
+/** A response of a group that is read. */
+export interface GroupResponse extends RolloutKey {
+  reward: Maybe;
+  /** mean over the tokens that were learned from */
+  advantage: Maybe;
+  length: Maybe;
+  finish_reason: string | null;
+  /** scores before weighting, their weights and reasons, by the parts of the reward */
+  parts: Record<string, Maybe>;
+  weights: Record<string, number>;
+  reasons: Record<string, string>;
+  response: string;
+  response_truncated: Maybe;
+  /** what is boxed or follows ####, the last number, or the last turn of an episode */
+  answer: string | null;
+}
+
+export interface GroupDetail {
+  total: number;
+  ground_truth: string | null;
+  responses: GroupResponse[];
+  partial?: Progress | null;
+}
+
 /** What a tool did in a step. */
 export interface ToolUse {
   /** empty for calls that name no tool */

@@ -36,6 +36,14 @@ export function difference(before: string, after: string): Change[] {
   ]);
 }
 
+/** The longest beginning, in whole words, that all of several texts have in common; of a single text, nothing. */
+export function commonBeginning(texts: readonly string[]): string {
+  if (texts.length < 2) return "";
+  const [first = [], ...others] = texts.map(words);
+  const differs = first.findIndex((word, i) => others.some((other) => other[i] !== word));
+  return first.slice(0, differs < 0 ? first.length : differs).join("");
+}
+
 function edits(a: string[], b: string[]): Change[] {
   const trace = search(a, b);
   if (!trace)

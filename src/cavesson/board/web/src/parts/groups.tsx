@@ -11,7 +11,9 @@ import { oneLine, visible } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
+import { useKeys } from "../state/keys";
 import { Problem } from "./failure";
+import { GroupReader } from "./group-reader";
 import { Pages } from "./pages";
 import { LeftOut, Partial } from "./partial";
 import { PromptLink } from "./prompt-link";
@@ -38,7 +40,12 @@ export function Groups({ step }: { step: number }) {
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const siblings = data?.groups.some((group) => group.n > 1);
   // Drawn anew only with another answer. Groups have no keys: their elements take the next step's texts.
-  const shown = useMemo(() => data?.groups.map((group) => <OneGroup run={run.run} group={group} />), [data]);
+  const read = query["read"];
+  const shown = useMemo(
+    () => data?.groups.map((group) => <OneGroup run={run.run} group={group} read={isRead(group, read)} />),
+    [data, read],
+  );
+  useKeys({ j: () => focusGroup(1), k: () => focusGroup(-1) });
   if (error) return <Problem text={error} />;
   if (data?.total === 0)
     return (
@@ -72,7 +79,18 @@ export function Groups({ step }: { step: number }) {
   );
 }
 
-function OneGroup({ run, group }: { run: number; group: Group }) {
+/** Whether a group is the one that the address opens, which names one of its responses. */
+const isRead = (group: Group, sample: string | undefined): boolean =>
+  sample !== undefined && group.samples.includes(Number(sample));
+
+/** Moves the focus to the button that opens the next or the previous group. */
+function focusGroup(by: number): void {
+  const buttons = [...document.querySelectorAll<HTMLButtonElement>(".group .read")];
+  const now = buttons.findIndex((button) => button === document.activeElement);
+  buttons[now < 0 ? 0 : Math.min(buttons.length - 1, Math.max(0, now + by))]?.focus();
+}
+
+function OneGroup({ run, group, read }: { run: number; group: Group; read: boolean }) {
   const t = useText();
   const best = Math.max(...group.rows.map((row) => row.reward ?? -Infinity));
   return (
@@ -90,8 +108,17 @@ function OneGroup({ run, group }: { run: number; group: Group }) {
           {t("mean")} {number(group.mean, 3)} ± {number(group.sd, 2)}
           {group.unscored > 0 && ` · ${t("unscored", { count: whole(group.unscored), total: whole(group.n) })}`}
         </span>
+        <button
+          type="button"
+          class={read ? "read on" : "read"}
+          aria-expanded={read}
+          onClick={() => patchRoute({ read: read ? undefined : group.samples[0], against: undefined }, true)}
+        >
+          {t(read ? "close" : "readGroup")}
+        </button>
       </header>
-      <div class="siblings">
+      {read && <GroupReader run={run} step={group.rows[0]!.step} sample={group.samples[0]!} />}
+      <div class="siblings" hidden={read}>
         {group.rows.map(({ step, sample, reward, response }) => (
           <button
             type="button"

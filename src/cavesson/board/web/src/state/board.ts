@@ -60,7 +60,7 @@ export function useStep(): number {
 const newestStep = (run: RunSummary): number => run.newest ?? run.steps?.[1] ?? 0;
 
 export function selectStep(step: number | undefined): void {
-  patchRoute({ step, sample: undefined, from: undefined }, true);
+  patchRoute({ step, sample: undefined, from: undefined, read: undefined }, true);
 }
 
 /** Moves to the next or previous recorded step. */
