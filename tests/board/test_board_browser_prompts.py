@@ -15,17 +15,21 @@ ADDRESS = f"prompt?prompt={id_of(PROMPT)}"
 
 
 @pytest.fixture(scope="module")
-def rows(runs_told):
-    """The trained responses to the prompt, in the order of step and sample."""
-    table = cavesson.open(runs_told[0]).rows().to_pylist()
-    mine = [row for row in table if row["prompt"] == PROMPT and row["split"] == "train"]
+def table(runs_told):
+    """The trained responses of the first run."""
+    return [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["split"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def rows(table):
+    """Those to the prompt, in the order of step and sample."""
+    mine = [row for row in table if row["prompt"] == PROMPT]
     return sorted(mine, key=lambda row: (row["step"], row["sample"]))
 
 
 @pytest.fixture(scope="module")
-def means(runs_told):
+def means(table):
     """The mean reward of each prompt, lowest first."""
-    table = [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["split"] == "train"]
     found = {text: fmean(row["reward"] for row in table if row["prompt"] == text) for text in PROMPTS}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
@@ -145,3 +149,50 @@ def test_a_saved_page_of_a_prompt_opens_without_a_server(browser, board_told, ro
 def test_an_unknown_prompt_is_said_so(browser, board_told):
     with opened(browser, f"{board_told.address}/prompt?prompt={'0' * 16}", forgiven="404") as page:
         expect(page.get_by_role("main").locator(".error")).to_contain_text("has no prompt")
+
+
+def test_a_prompt_is_searched_by_keyboard(browser, board_told, table):
+    with opened(browser, f"{board_told.address}/prompt") as page:
+        lines = page.locator(".prompts tbody tr")
+        expect(lines).to_have_count(len(PROMPTS))
+        page.keyboard.press("/")
+        page.keyboard.type("LINE 11")
+        expect(lines).to_have_count(1)
+        expect(lines.locator("a")).to_have_text(name(PROMPTS[11]))
+        page.get_by_label("Where to search").select_option("Ground truth")
+        expect(lines).to_have_count(0)
+        page.reload()
+        page.get_by_placeholder("Find a prompt").fill("rain")
+        expect(lines).to_have_count(len(PROMPTS))
+        expect(page).to_have_url(re.compile("within=ground_truth"))
+        page.goto(f"{board_told.address}/responses")
+        box = page.locator("input.filter")
+        assert "not in prompt" in box.get_attribute("title")
+        box.fill('"line 11" not in prompt and "line 1" in prompt')
+        page.keyboard.press("Enter")
+        # Of lines 1, 10 and 11, the filter keeps the first two.
+        found = sum(row["prompt"] in (PROMPTS[1], PROMPTS[10]) for row in table)
+        expect(page.locator("output.muted")).to_have_text(f"{found} rollouts")
+
+
+def test_a_compared_prompt_is_found_and_shows_all_responses_of_both_sides(
+    browser, board_told, runs_told, rows, tmp_path
+):
+    with opened(browser, f"{board_told.address}/compare?sides=0%400-3,1") as page:
+        expect(page.locator(".wins .muted", has_text="%")).to_have_count(2)
+        page.get_by_placeholder("Find a prompt").fill(id_of(PROMPT))
+        expect(page.locator("article.group")).to_have_count(1)
+        page.get_by_role("button", name="All responses").click()
+        sides = page.locator(".side-responses")
+        early = sorted((row["reward"] for row in rows if row["step"] <= 3), reverse=True)
+        other = [row for row in cavesson.open(runs_told[1]).rows().to_pylist() if row["prompt"] == PROMPT]
+        late = sorted((row["reward"] for row in other if row["split"] == "train"), reverse=True)
+        for side, rewards in zip((sides.first, sides.last), (early, late), strict=True):
+            expect(side.locator("button.rollout")).to_have_count(len(rewards))
+            shown = [parsed(text) for text in side.locator("button.rollout b").all_inner_texts()]
+            assert shown == pytest.approx(rewards, rel=5e-3)
+        settle(page)
+        page.get_by_role("button", name="Export").click()
+        file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        expect(page.locator(".side-responses").last.locator("button.rollout")).to_have_count(len(late))

@@ -145,6 +145,30 @@ def test_every_answer_with_a_prompt_names_it_by_its_id(client):
     assert len(shown) > 50 and all(line["prompt_id"] == expected[line["prompt"]] for line in shown)
 
 
+def test_prompts_are_found_by_their_text_their_answer_and_their_id(verdicts):
+    def names(q: str, **parameters: str) -> set[str]:
+        got = get(verdicts, "prompts", q=q, **parameters)
+        assert got["total"] == len(got["prompts"])
+        return {line["prompt"] for line in got["prompts"]}
+
+    assert names("LEARN") == {"learned"} and names(" o") == {"lost", "once"} and names("held out") == set()
+    assert names("held", split="eval") == {"held out"}
+    assert names(id_of("easy")) == {"easy"} and names("nothing such") == set()
+    assert names("to learned") == set() and names("to Learned", within="ground_truth") == {"learned"}
+    assert names("a", sort="never") == {"hard"}
+
+
+def test_prompts_are_found_by_the_reasons_of_any_response(tmp_path):
+    folder = new_run(tmp_path / "run")
+    reasons = [None, {"good": "Too long"}, {"good": "right"}, None, None, {"good": "too short"}]
+    record(folder, [0], reward_reasons=reasons)
+    record(folder, [1])
+    board = board_of(folder)
+    found = get(client_of(board), "prompts", q="too", within="reasons")["prompts"]
+    assert {line["prompt"] for line in found} == {"prompt 0", "prompt 2"}
+    board.scanner.stop()
+
+
 REWARDS = st.sampled_from([0.0, 0.5, 1.0, -1.0, float("nan"), float("inf")])
 
 

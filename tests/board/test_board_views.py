@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from board_helpers import board_of, client_of
 from index_helpers import new_run, record, rows_of, text_of, tokens_of
+from scipy.stats import binomtest
 
 import cavesson.record
 from cavesson.board import groups
@@ -326,7 +327,9 @@ def test_two_runs_side_by_side(tmp_path):
     # Means per prompt: a 2, 5, 0; b 1, 9, 0.
     assert got["total"] == 3 and got["wins"] == [[0, 1], [1, 0]]
     assert [prompt["prompt"] for prompt in got["prompts"]] == ["prompt 1", "prompt 0", "prompt 2"]
-    assert got["ties"] == [[3, 1], [1, 3]]
+    assert got["ties"] == [[3, 1], [1, 3]] and got["common"] == 3
+    won = list(binomtest(1, 3).proportion_ci(method="exact"))  # of three prompts, each side wins one
+    assert got["intervals"][0][1] == pytest.approx(won) and got["intervals"][1][0] == pytest.approx(won)
     # Every response counts: 14 / 6 and (1 + 1 + 9 + 9 + 0 + 0) · 2 / 12.
     assert [(one["n"], one["mean"]) for one in got["sides"]] == [
         (6, pytest.approx(14 / 6)), (12, pytest.approx(20 / 6)),
@@ -338,6 +341,12 @@ def test_two_runs_side_by_side(tmp_path):
     for sort, wanted in (("difference", [0, 2, 1]), ("-difference", [1, 2, 0]), ("spread", [1, 0, 2])):
         prompts = get(client, "compare", runs="0,1", sort=sort)["prompts"]
         assert [prompt["prompt"] for prompt in prompts] == [f"prompt {i}" for i in wanted], sort
+    some = get(client, "compare", runs="0,1", q="MPT 1")
+    assert [prompt["prompt"] for prompt in some["prompts"]] == ["prompt 1"] and some["total"] == 1
+    assert {name: some[name] for name in ("common", "wins", "intervals")} == {
+        name: got[name] for name in ("common", "wins", "intervals")
+    }
+    assert get(client, "compare", runs="0,1", q=some["prompts"][0]["prompt_id"])["prompts"] == some["prompts"]
     edges, counts = (np.array(got["differences"][name]) for name in ("edges", "counts"))
     assert counts.tolist() == np.histogram([-1, 4, 0], bins=edges)[0].tolist() and len(counts) == 40
     assert client.get("/api/compare", params={"runs": "0,1", "sort": "x"}).status_code == 422

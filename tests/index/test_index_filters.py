@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record
 
+import cavesson.record
 from cavesson.errors import UserError
 from cavesson.index.filters import matches, names_in
 from cavesson.index.prompt_ids import id_of
@@ -63,12 +64,13 @@ def test_what_was_not_measured_matches_nothing(tmp_path):
     ("text", "says"),
     [
         ("nothing > 2", "there is no column 'nothing'"),
-        ("prompt > 2", "there is no column"),
+        ("prompt > 2", "prompt is a text: compare it with one in quotes"),
         ('prompt_id == "12"', "the id of a prompt is 16 digits"),
         ('"0123456789abcdef" in prompt_id', "the id of a prompt is 16 digits"),
         ("reward", "must be a condition"),
         ("reward >", "cannot be read"),
-        ("response == 'x'", "to find words in responses, use the search"),
+        ("extra == 'x'", "a filter on extra needs the record of the run"),
+        ("reward == 'x'", "ground_truth, reasons, extra, "),
         ("finish_reason > 'a'", "only be compared with == and !="),
         ("finish_reason > 2", "compare it with one in quotes"),
         ("__import__('os').system('true')", "cannot contain"),
@@ -157,3 +159,47 @@ def test_a_filter_says_which_columns_it_mentions():
     assert names_in('split == "eval" and (reward > 1,000 or not step in [1,200])') == {"split", "reward", "step"}
     assert names_in('finish_reason == "split"') == {"finish_reason"}
     assert names_in("split ==") == names_in("") == set()
+
+
+RECORDED_TEXTS = {
+    "prompt": ["What is 6 × 7?", "What is 6 × 7?", "What is 1 + 1?", "long " * 3000 + "end", "What is 1 + 1?", "?"],
+    "response": ["42", "forty-two", "two", "the end", "2", ""],
+    "ref_response": ["42", None, "2", "the end", None, "x"],
+    "ground_truth": ["42", "42", "2", None, None, ""],
+    "reward_reasons": [{"a": "right", "b": "too short"}, None, {"a": "wrong"}, {}, {"a": ""}, {"a": "right"}],
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A run of texts, of which step 1 was recorded twice, and its record."""
+    folder = new_run(tmp_path_factory.mktemp("texts") / "run")
+    record(folder, [0, 1], **RECORDED_TEXTS)
+    record(folder, [1], **RECORDED_TEXTS)
+    return indexed(folder), cavesson.record.open(folder)
+
+
+@pytest.mark.parametrize("name", ["prompt", "response", "ref_response", "ground_truth", "reasons"])
+@pytest.mark.parametrize("part", ["4", "two", "t", "end", "right\ntoo", "What is", "no such text", ""])
+def test_a_filter_knows_every_text(texts, name, part):
+    shot, run = texts
+
+    def lines(reasons: dict[str, str] | None) -> str | None:
+        return "\n".join(reasons.values()) if reasons else None
+
+    own = [lines(one) for one in RECORDED_TEXTS["reward_reasons"]] if name == "reasons" else RECORDED_TEXTS[name]
+    written = repr(part)
+    wanted = {
+        f"{written} in {name}": [one is not None and part in one for one in own],
+        f"{written} not in {name}": [one is not None and part not in one for one in own],
+        f"{name} == {written}": [one == part for one in own],
+        f"{name} != {written}": [one is not None and one != part for one in own],
+        f"{name} in [{written}, '42']": [one in (part, "42") for one in own],
+        f"{name} is None": [one is None for one in own],
+        f"{written} in {name} and sample > 1": [one is not None and part in one and i > 1 for i, one in enumerate(own)],
+    }
+    for text, found in wanted.items():
+        there = np.ones(shot.rows, bool) if shot.alive is None else shot.alive
+        assert matches(text, shot, run)[there].tolist() == 2 * found, text
+        rows = np.flatnonzero(there)[3:8]
+        assert matches(text, shot, run, rows).tolist() == (2 * found)[3:8], text

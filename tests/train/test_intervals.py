@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cavesson.ops.intervals import Interval, change, mean_interval, share_interval, twin_correlation
+from cavesson.ops.intervals import (
+    Interval,
+    change,
+    mean_interval,
+    proportion_interval,
+    share_interval,
+    twin_correlation,
+)
 
 Counts = np.ndarray[Any, np.dtype[Any]]
 
@@ -200,3 +207,11 @@ def test_twins_that_are_opposites():
 def test_one_pair_has_no_correlation():
     assert twin_correlation([1.0], [2.0]) is None
     assert twin_correlation([], []) is None
+
+
+@pytest.mark.parametrize(("wins", "trials"), [(0, 1), (1, 1), (0, 9), (4, 9), (9, 9), (250, 1000)])
+def test_a_share_of_independent_trials_has_the_exact_interval(wins, trials):
+    found = proportion_interval(wins, trials)
+    assert found.mean == wins / trials
+    exact = stats.binomtest(wins, trials).proportion_ci(method="exact")
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))

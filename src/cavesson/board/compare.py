@@ -10,12 +10,15 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cavesson.board.distributions import count_bins, edges_of
 from cavesson.board.excerpts import LENGTH as SHOWN
+from cavesson.board.prompt_search import prompts_with
+from cavesson.board.prompt_table import table_of
 from cavesson.board.rows import answers
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
 from cavesson.index.prompt_ids import ids_of_hashes
 from cavesson.index.snapshot import Snapshot
+from cavesson.ops.intervals import proportion_interval
 from cavesson.record.splits import Split
 from cavesson.sorted_arrays import contains
 
@@ -57,6 +60,8 @@ class CompareQuery(Query):
     """Rollouts that were trained on, or eval for held-out ones."""
     sort: Literal["spread", "difference", "-difference"] = "spread"
     """By the largest mean reward minus the smallest, largest first, or by the last side's minus the first's."""
+    q: str = Field("", max_length=1_000)
+    """Only prompts with this text, ignoring case, or with this id; who wins is counted over all of them."""
     offset: int = Field(0, ge=0, le=2**31)
     """Number of prompts to skip."""
     limit: int = Field(20, ge=1, le=200)
@@ -81,7 +86,9 @@ class PromptResults(NamedTuple):
 def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
     """Return the prompts that all sides have, sorted by how much they differ, and how often each side wins.
 
-    Runs with different rewards are not ranked: ``rewards_differ`` names the differences.
+    ``common`` is their number, and ``total`` that of those with the text. ``intervals`` has, for each pair, the bounds
+    of the 95 % interval of the share of ``common`` that a side wins. Runs with different rewards are not ranked:
+    ``rewards_differ`` names the differences.
     """
     sides = [(board.run(side.run), side.steps) for side in query.runs]
     snapshots = [run.snapshot() for run, _ in sides]
@@ -97,7 +104,13 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
     differ = rewards_differ([run for run, _ in sides])
     by = {"spread": means.min(axis=0) - means.max(axis=0), "difference": difference, "-difference": -difference}
     order = np.arange(len(common)) if differ else np.argsort(by[query.sort], kind="stable")
+    if text := query.q.strip():
+        run, snapshot = sides[0][0], snapshots[0]
+        table = table_of(run, snapshot, query.split)
+        wanted = prompts_with(run, snapshot, query.split, table, text, "prompt")
+        order = order[np.isin(common, snapshot.prompts[wanted])[order]]
     page = order[query.offset : query.offset + query.limit]
+    wins = [[int(np.sum(a > b)) for b in means] for a in means]
     columns = [
         _side(run, snapshot, side, place[page])
         for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
@@ -107,14 +120,21 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         for prompt_id, lines in zip(ids_of_hashes(common[page]), zip(*columns, strict=True), strict=True)
     ]
     return {
-        "total": len(common),
+        "total": len(order),
+        "common": len(common),
         "prompts": prompts,
         "sides": [_total(side) for side in found],
         "rewards_differ": differ,
-        "wins": None if differ else [[int(np.sum(a > b)) for b in means] for a in means],
+        "wins": None if differ else wins,
+        "intervals": None if differ or not len(common) else [[_bounds(n, len(common)) for n in line] for line in wins],
         "ties": None if differ else [[int(np.sum(a == b)) for b in means] for a in means],
         "differences": None if differ else count_bins(difference, edges_of(difference, BINS, None, None)),
     }
+
+
+def _bounds(wins: int, prompts: int) -> list[float | None]:
+    found = proportion_interval(wins, prompts)
+    return [found.low, found.high]
 
 
 def rewards_differ(runs: Sequence[OpenRun]) -> list[str]:

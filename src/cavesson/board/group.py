@@ -54,7 +54,7 @@ def _members(run: OpenRun, snapshot: Snapshot, query: RolloutQuery, split: Split
 
 def _responses(run: OpenRun, snapshot: Snapshot, rows: Array) -> list[dict[str, Any]]:
     keys = snapshot.keys(rows)
-    lines = run.fetch(keys, COLUMNS).to_pylist(maps_as_pydicts="strict")
+    lines: list[dict[str, Any]] = run.fetch(keys, COLUMNS).to_pylist(maps_as_pydicts="strict")
     with reading():
         advantages = mean_advantages(run.record.tokens_of(keys), [sample for _, sample in keys])
     said = last_said(run.turns(snapshot, rows), len(rows))

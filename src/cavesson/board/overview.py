@@ -9,6 +9,7 @@ from cavesson.board.selection import Query, RunQuery
 from cavesson.board.series import lines_of, rollups_of
 from cavesson.index.columns import CODED
 from cavesson.index.filters import OF_CALLS
+from cavesson.index.row_texts import RECORDED
 from cavesson.index.said import SPOKEN
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import HELD_OUT
@@ -49,6 +50,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
             "tools": [name for name in snapshot.state.tools if name],
             "calls": list(OF_CALLS) if snapshot.state.calls else [],
             "spoken": list(SPOKEN) if "turns" in snapshot.names else [],
+            "recorded": list(RECORDED),
         },
         "indexed": run.indexed(),
         "partial": partial and partial._asdict(),

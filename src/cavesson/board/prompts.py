@@ -7,6 +7,7 @@ from pydantic import Field
 
 from cavesson.board.excerpts import LENGTH as SHOWN
 from cavesson.board.groups import spread
+from cavesson.board.prompt_search import Within, prompts_with
 from cavesson.board.prompt_table import PromptTable, solved, solved_from, table_of
 from cavesson.board.rollout import MAX_TEXT
 from cavesson.board.rows import plain
@@ -26,6 +27,10 @@ class SolvedQuery(SplitQuery):
 class PromptsQuery(SolvedQuery, Page):
     sort: Literal["hardest", "easiest", "improved", "declined", "never", "always"] = "hardest"
     """By the mean reward; by its change from the first to the last step that has the prompt; never or always solved."""
+    q: str = Field("", max_length=1_000)
+    """Only prompts with this text, ignoring case, or with this id."""
+    within: Within = "prompt"
+    """Where the text is looked for: in prompts, in right answers, or in the reasons that rewards gave."""
 
 
 class PromptQuery(SolvedQuery):
@@ -45,6 +50,8 @@ def prompts(board: Board, query: PromptsQuery) -> dict[str, Any]:
     table = table_of(run, snapshot, query.split)
     least, counts = _solved(run, snapshot, table, query)
     order = _ordered(table, counts, query.sort)
+    if text := query.q.strip():
+        order = order[prompts_with(run, snapshot, query.split, table, text, query.within)[order]]
     page = order[query.offset : query.offset + query.limit]
     return {
         "total": len(order),

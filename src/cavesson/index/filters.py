@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from cavesson.index.calls import Calls
 from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.prompt_ids import PATTERN as ID
 from cavesson.index.prompt_ids import numbers_of
+from cavesson.index.row_texts import RECORDED, RecordedTexts
 from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
@@ -27,7 +28,7 @@ OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 """Names that hold for a call, and not for a whole rollout."""
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
-_TEXTS = (*CODED, "prompt_id", "tool", "arguments", "result", *SPOKEN)
+_TEXTS = (*CODED, "prompt_id", *RECORDED, "tool", "arguments", "result", *SPOKEN)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -120,8 +121,7 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
     if not names:
         own = snapshot if rows is None else snapshot.only(rows)
-        spoken = SpokenTexts(snapshot, run, np.arange(snapshot.rows) if rows is None else rows)
-        return _Evaluation(own, spoken).of(tree)
+        return _Evaluation(own, Texts.of(snapshot, run, np.arange(snapshot.rows) if rows is None else rows)).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
     if "seconds" in names and np.isnan(snapshot.calls.seconds).all():
@@ -132,24 +132,40 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
         wanted[rows] = True
         calls = calls.take(wanted[calls.row])
     for some in calls.portions():
-        spoken, texts = SpokenTexts(snapshot, run, some.row), CallTexts(snapshot, run, some)
-        value = _Evaluation(snapshot.only(some.row), spoken, some, texts).of(tree)
+        texts = Texts.of(snapshot, run, some.row, some)
+        value = _Evaluation(snapshot.only(some.row), texts, some).of(tree)
         if not _is_condition(value):
             return value
         found[some.row[value]] = True
     return found if rows is None else found[rows]
 
 
+class Texts(NamedTuple):
+    """The texts of some rows, by what they are of; those of calls only in a filter about calls."""
+
+    recorded: RecordedTexts
+    spoken: SpokenTexts
+    called: CallTexts | None
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, run: Run | None, rows: Array, calls: Calls | None = None) -> Self:
+        called = None if calls is None else CallTexts(snapshot, run, calls)
+        return cls(RecordedTexts(snapshot, run, rows), SpokenTexts(snapshot, run, rows), called)
+
+    def named(self, name: str) -> RecordedTexts | SpokenTexts | CallTexts | None:
+        """Return the texts with a name, None if they are not read from the record."""
+        if name in RECORDED:
+            return self.recorded
+        return self.spoken if name in SPOKEN else self.called if name in SAID else None
+
+
 class _Evaluation:
     """The value of each part of a filter, for the rows of a snapshot; with calls, these are the rows of the calls."""
 
-    def __init__(
-        self, snapshot: Snapshot, spoken: SpokenTexts, calls: Calls | None = None, texts: CallTexts | None = None
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, texts: Texts, calls: Calls | None = None) -> None:
         self.snapshot = snapshot
-        self.spoken = spoken
-        self.calls = calls
         self.texts = texts
+        self.calls = calls
         self.only: Array | None = None
         """Where the value of the part that is evaluated has an effect; everywhere if None."""
 
@@ -246,16 +262,14 @@ class _Evaluation:
             )
         if self.calls is not None and name == "tool":
             return _passing(self.calls.tool, self.snapshot.state.tools, self._nameless, test, negate)
-        if self.texts is not None and name in SAID:
-            return self._read(self.texts, name, test, negate)
         if name in SPOKEN:
             self._check_turns(name)
-            return self._read(self.spoken, name, test, negate)
+        if (texts := self.texts.named(name)) is not None:
+            return self._read(texts, name, test, negate)
         if name == "prompt_id":
             return self._of_prompts(test, negate)
         if name not in CODED:
-            texts = ", ".join((*_TEXTS, "error"))
-            raise UserError(f"only {texts} are texts; to find words in responses, use the search")
+            raise UserError(f"only {', '.join((*_TEXTS, 'error'))} are texts")
         if name not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
         return _passing(self.snapshot.raw(name), self.snapshot.state.codes[name], MISSING["|u1"], test, negate)
@@ -269,7 +283,9 @@ class _Evaluation:
         found = np.isin(numbers, numbers_of(self.snapshot, test.texts))
         return ~found & (numbers >= 0) if negate else found
 
-    def _read(self, texts: CallTexts | SpokenTexts, name: str, test: "_Contains | _Equal", negate: bool) -> Array:
+    def _read(
+        self, texts: RecordedTexts | SpokenTexts | CallTexts, name: str, test: "_Contains | _Equal", negate: bool
+    ) -> Array:
         return texts.where(name, test.texts, lambda some: pc.xor(test(some), negate), narrow=not negate, only=self.only)
 
     def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
@@ -296,11 +312,10 @@ class _Evaluation:
             return np.asarray(self.calls.tool == self._nameless)
         if self.calls is not None and name == "error":
             return np.asarray(self.calls.failed == 0)
-        if self.texts is not None and name in SAID:
-            return ~self.texts.where(name, [], pc.is_valid, narrow=False, only=self.only)
         if name in SPOKEN:
             self._check_turns(name)
-            return ~self.spoken.where(name, [], pc.is_valid, narrow=False, only=self.only)
+        if (texts := self.texts.named(name)) is not None:
+            return ~texts.where(name, [], pc.is_valid, narrow=False, only=self.only)
         if name in CODED:
             return np.asarray(self._column(name) == MISSING["|u1"])
         return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
@@ -363,7 +378,7 @@ def _passing(codes: Array, known: Sequence[str], missing: int, test: _Contains |
 
 
 def _reads_texts(node: ast.expr) -> bool:
-    return any(isinstance(one, ast.Name) and one.id in (*SAID, *SPOKEN) for one in ast.walk(node))
+    return any(isinstance(one, ast.Name) and one.id in (*SAID, *SPOKEN, *RECORDED) for one in ast.walk(node))
 
 
 def _absent(value: Any) -> Any:

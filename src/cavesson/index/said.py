@@ -40,7 +40,7 @@ class CallTexts:
         contain one, as the index says. ``only`` [C] are the calls that are of interest; all of them if None.
         """
         found = np.zeros(len(self.calls.row), np.bool_)
-        for some in _portions(self.snapshot, self.calls.row, texts, narrow, only):
+        for some in portions(self.snapshot, self.calls.row, texts, narrow, only):
             place, passed = _read(self.snapshot, self.run, some, name, SAID[name], ["tool"], test)
             first, stop = self.calls.of(some)
             call = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
@@ -63,13 +63,13 @@ class SpokenTexts:
     def where(self, name: str, texts: Sequence[str], test: Test, narrow: bool, only: Array | None) -> Array:
         """Return [N] in which rollouts the text of a turn passes a test; the arguments are those of ``CallTexts``."""
         found = np.zeros(self.snapshot.rows, np.bool_)
-        for some in _portions(self.snapshot, self.rows, texts, narrow, only):
+        for some in portions(self.snapshot, self.rows, texts, narrow, only):
             place, passed = _read(self.snapshot, self.run, some, name, "text", SPOKEN[name], test)
             found[some[place[passed]]] = True
         return found[self.rows]
 
 
-def _portions(
+def portions(
     snapshot: Snapshot, rows: Array, texts: Sequence[str], narrow: bool, only: Array | None
 ) -> Iterator[Array]:
     """Yield the rows whose turns are to be read, some at a time, each once."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev, variance
 
 
@@ -88,14 +88,18 @@ def share_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inte
         values: successes (1) and failures (0), or shares of a success, such as 1/2 for a draw.
         groups: which prompt each value belongs to.
     """
+    mean, trials = fmean(values), _trials(values, _members(values, groups))
+    return replace(proportion_interval(trials * mean, trials), mean=mean)
+
+
+def proportion_interval(wins: float | int, trials: float | int) -> Interval:
+    """Return the share of successes in independent trials with the interval of Clopper and Pearson (1934)."""
     from scipy import special  # slow to import
 
-    mean, members = fmean(values), _members(values, groups)
-    trials = _trials(values, members)
-    wins, losses = trials * mean, trials * (1 - mean)
+    losses = trials - wins
     low = float(special.betaincinv(wins, losses + 1, 0.025)) if wins else 0.0
     high = float(special.betaincinv(wins + 1, losses, 0.975)) if losses else 1.0
-    return Interval(mean, low, high)
+    return Interval(wins / trials, low, high)
 
 
 def _trials(values: Sequence[float | int], members: Sequence[Sequence[float]]) -> float:

@@ -39,6 +39,8 @@ export interface RunColumns {
   calls?: string[];
   /** what a filter can ask of what is said in a turn; empty where no turns are recorded */
   spoken?: string[];
+  /** texts of a rollout that a filter can ask of */
+  recorded?: string[];
   has_reference?: boolean;
   grouped?: boolean;
 }
@@ -345,13 +347,18 @@ export interface ComparedSide extends RolloutKey {
 
 /** The prompts that all sides have. */
 export interface Comparison {
+  /** those with the text that is searched for */
   total: number;
+  /** all that the sides have in common; absent in pages that were saved by earlier versions */
+  common?: number;
   prompts: { prompt_id?: string; prompt: string; runs: ComparedSide[] }[];
   /** names of settings of the rewards and of parts that differ; if there are any, nothing is ranked */
   rewards_differ: string[];
   /** wins[i][j]: prompts where side i's mean reward is above side j's */
   wins: number[][] | null;
   ties: number[][] | null;
+  /** of the share of prompts that side i wins, the bounds of the 95 % interval */
+  intervals?: [low: number, high: number][][] | null;
   /** n responses with a reward, and their mean reward */
   sides: { n: number; unscored: number; mean: Maybe }[];
   /** last side minus first, by prompt */

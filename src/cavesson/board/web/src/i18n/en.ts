@@ -367,4 +367,9 @@ export const en = {
   finalAnswer: "Final answer",
   nothingMore: "(nothing more)",
   showLess: "Show less",
+  findPrompt: "Find a prompt  /",
+  searchWithin: "Where to search",
+  reasonsOfRewards: "Reasons",
+  allResponses: "All responses",
+  filterRecorded: 'Texts: {names}; "text" in prompt contains, "text" not in prompt does not contain; prompt_id == "id"',
 };

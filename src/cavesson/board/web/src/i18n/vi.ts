@@ -365,4 +365,10 @@ export const vi: Dictionary = {
   finalAnswer: "Đáp án cuối cùng",
   nothingMore: "(không còn gì thêm)",
   showLess: "Thu gọn",
+  findPrompt: "Tìm câu hỏi  /",
+  searchWithin: "Tìm ở đâu",
+  reasonsOfRewards: "Lý do",
+  allResponses: "Mọi câu trả lời",
+  filterRecorded:
+    'Văn bản: {names}; "text" in prompt là có chứa, "text" not in prompt là không chứa; prompt_id == "id"',
 };

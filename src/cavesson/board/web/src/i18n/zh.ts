@@ -356,4 +356,9 @@ export const zh: Dictionary = {
   finalAnswer: "最终答案",
   nothingMore: "（没有更多内容）",
   showLess: "收起",
+  findPrompt: "查找提示  /",
+  searchWithin: "搜索范围",
+  reasonsOfRewards: "理由",
+  allResponses: "全部回答",
+  filterRecorded: '文本:{names};"text" in prompt 表示包含,"text" not in prompt 表示不包含;prompt_id == "id"',
 };

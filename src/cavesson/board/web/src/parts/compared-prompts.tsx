@@ -1,17 +1,25 @@
 /** The same prompts side by side, those first where the sides differ most. */
 
-import type { Comparison } from "../api/types";
+import { useRef, useState } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Comparison, Rows } from "../api/types";
 import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { number, signed, whole } from "../maths/format";
 import type { Side } from "../maths/sides";
 import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
-import { patchRoute } from "../state/router";
+import { useKeys } from "../state/keys";
+import { patchRoute, useRoute } from "../state/router";
+import { splitOf } from "../state/selection";
 import { PROMPTS } from "../views/compare";
+import { Problem } from "./failure";
+import { Field } from "./field";
 import { Pages } from "./pages";
 import { PromptLink } from "./prompt-link";
-import { openTokens } from "./rollout-line";
+import { filterOf } from "./prompt-page";
+import { openTokens, RolloutLine } from "./rollout-line";
 import { SaveTable } from "./save-table";
 import { Segments } from "./segments";
 import { useSideName } from "./side-bar";
@@ -30,6 +38,9 @@ interface Props {
 export function ComparedPrompts({ sides, comparison, order, offset, loading }: Props) {
   const t = useText();
   const name = useSideName();
+  const search = useRef<HTMLInputElement>(null);
+  useKeys({ "/": () => search.current?.focus() });
+  const open = useRoute().query["read"];
   const orders = {
     spread: t("mostSpread"),
     "-difference": t("winsFirst", { name: name(sides[sides.length - 1]!) }),
@@ -40,6 +51,7 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
       <div class="section">
         <h2>{t("samePrompts")}</h2>
         <span class="muted">{loading ? "…" : whole(comparison.total)}</span>
+        <Field name="find" hint={t("findPrompt")} class="search" field={search} />
         <span class="space" />
         <SaveTable name={t("samePrompts")} rows={() => table(comparison, sides.map(name))} />
         {comparison.wins && (
@@ -50,9 +62,16 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
           />
         )}
       </div>
-      {comparison.prompts.length === 0 && <p class="empty">{t("noSharedPrompts")}</p>}
+      {comparison.prompts.length === 0 && <p class="empty">{t(comparison.common ? "noPrompts" : "noSharedPrompts")}</p>}
       {comparison.prompts.map((prompt) => (
-        <OnePrompt key={prompt.prompt} sides={sides} prompt={prompt} ranked={comparison.wins !== null} />
+        <OnePrompt
+          key={prompt.prompt_id ?? prompt.prompt}
+          sides={sides}
+          prompt={prompt}
+          ranked={comparison.wins !== null}
+          open={open !== undefined && open === prompt.prompt_id}
+          onOpen={(id) => patchRoute({ read: open === id ? undefined : id }, true)}
+        />
       ))}
       <Pages name="offset" offset={offset} size={PROMPTS} total={comparison.total} />
     </section>
@@ -71,9 +90,12 @@ interface PromptProps {
   prompt: Comparison["prompts"][number];
   /** whether rewards of the sides can be compared */
   ranked: boolean;
+  /** whether all responses are shown */
+  open: boolean;
+  onOpen: (id: string) => void;
 }
 
-function OnePrompt({ sides, prompt: { prompt_id: id, prompt, runs }, ranked }: PromptProps) {
+function OnePrompt({ sides, prompt: { prompt_id: id, prompt, runs }, ranked, open, onOpen }: PromptProps) {
   const t = useText();
   const colours = usePalette();
   const [first, last] = [runs[0]?.mean ?? null, runs[runs.length - 1]?.mean ?? null];
@@ -89,8 +111,20 @@ function OnePrompt({ sides, prompt: { prompt_id: id, prompt, runs }, ranked }: P
             {signed(difference)}
           </b>
         )}
+        {id !== undefined && (
+          <button type="button" class={open ? "on" : ""} aria-expanded={open} onClick={() => onOpen(id)}>
+            {t("allResponses")}
+          </button>
+        )}
       </header>
-      <div class="siblings">
+      {open && (
+        <div class="siblings">
+          {sides.map((side, i) => (
+            <SideResponses key={i} side={side} index={i} id={id!} />
+          ))}
+        </div>
+      )}
+      <div class="siblings" hidden={open}>
         {runs.map(({ mean, n, step, sample, response }, i) => (
           <button
             key={i}
@@ -108,5 +142,45 @@ function OnePrompt({ sides, prompt: { prompt_id: id, prompt, runs }, ranked }: P
         ))}
       </div>
     </article>
+  );
+}
+
+/** So many responses of a side are shown at first. */
+const FIRST = 20;
+
+/** The server gives no more at once. */
+const MOST = 500;
+
+/** All responses of a side to a prompt, the best first. */
+function SideResponses({ side, index, id }: { side: Side; index: number; id: string }) {
+  const t = useText();
+  const colours = usePalette();
+  const name = useSideName();
+  const split = splitOf(useRoute().query);
+  const [limit, setLimit] = useState(FIRST);
+  const steps = side.steps ? side.steps.join("-") : undefined;
+  const asked = { split, steps, filter: filterOf(id), sort: "-reward", offset: 0, limit };
+  const { data, error } = useResource<Rows>(address(`runs/${side.run}/rows`, asked));
+  if (error) return <Problem text={error} />;
+  return (
+    <section class="side-responses" aria-label={name(side)}>
+      <span class="side">
+        <i style={{ background: curveColour(colours, index) }} />
+        {name(side)} <span class="muted">{whole(data?.total)}</span>
+      </span>
+      {data?.rows.map((row) => (
+        <RolloutLine
+          key={`${row.step}.${row.sample}`}
+          run={side.run}
+          {...{ step: row.step, sample: row.sample, reward: row.reward }}
+          response={row.answer ?? row.response}
+        />
+      ))}
+      {data && data.total > data.rows.length && limit < MOST && (
+        <button type="button" onClick={() => setLimit(Math.min(10 * limit, MOST))}>
+          {t("more")}
+        </button>
+      )}
+    </section>
   );
 }

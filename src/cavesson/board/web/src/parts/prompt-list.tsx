@@ -1,5 +1,6 @@
 /** Prompts by what their responses earn: a table of all, and short lists of those at the ends. */
 
+import { useRef } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import type { PromptLine, Prompts } from "../api/types";
@@ -8,11 +9,13 @@ import { number, signed, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { oneLine } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
+import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
 import { showing, type Split, splitOf } from "../state/selection";
 import { useAfterPaint } from "../tokens/after-paint";
 import { Card } from "./card";
 import { Problem } from "./failure";
+import { Field } from "./field";
 import { HeldOutSwitch } from "./held-out";
 import { Link } from "./link";
 import { Pages } from "./pages";
@@ -33,6 +36,9 @@ const NAMES: Record<Order, Key> = {
   declined: "mostDeclined",
 };
 
+/** Where the search looks: in the prompts, and on demand elsewhere. */
+const WITHIN = ["prompt", "ground_truth", "reasons"] as const;
+
 const PAGE = 30;
 const SHORT = 5;
 
@@ -43,12 +49,28 @@ export function PromptList() {
   const split = splitOf(query);
   const order = ORDERS.find((one) => one === query["sort"]) ?? "hardest";
   const offset = Number(query["offset"] ?? 0);
-  const asked = { split, sort: order, solved: query["solved"], offset, limit: PAGE };
+  const within = WITHIN.find((one) => one === query["within"]) ?? "prompt";
+  const asked = { split, sort: order, solved: query["solved"], q: query["find"], within, offset, limit: PAGE };
+  const search = useRef<HTMLInputElement>(null);
+  useKeys({ "/": () => search.current?.focus() });
   const { data, error } = useResource<Prompts>(address(`runs/${run.run}/prompts`, asked), useVersion(run.run));
   const names = Object.fromEntries(ORDERS.map((one) => [one, t(NAMES[one])])) as Record<Order, string>;
   return (
     <main class="view">
       <div class="bar">
+        <span class="joined">
+          <Field name="find" hint={t("findPrompt")} class="search" field={search} />
+          <select
+            aria-label={t("searchWithin")}
+            title={t("searchWithin")}
+            value={within}
+            onChange={(event) => patchRoute({ within: event.currentTarget.value, offset: undefined }, true)}
+          >
+            <option value="prompt">{t("prompt")}</option>
+            <option value="ground_truth">{t("groundTruth")}</option>
+            <option value="reasons">{t("reasonsOfRewards")}</option>
+          </select>
+        </span>
         <Segments
           options={names}
           chosen={order}

@@ -63,7 +63,8 @@ function filterTitle(t: Translate, { columns }: RunSummary): string {
   const hint = t("filterHint", { columns: columns.rows.join(", ") });
   const calls = columns.calls?.length ? [t("filterCalls", { names: columns.calls.join(", ") })] : [];
   const spoken = columns.spoken?.length ? [t("filterSpoken", { names: columns.spoken.join(", ") })] : [];
-  return [hint, ...calls, ...spoken].join("\n");
+  const texts = columns.recorded ? [t("filterRecorded", { names: columns.recorded.join(", ") })] : [];
+  return [hint, ...texts, ...calls, ...spoken].join("\n");
 }
 
 function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {

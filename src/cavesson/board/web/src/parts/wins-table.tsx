@@ -72,7 +72,7 @@ function Unscored({ side }: { side: Comparison["sides"][number] | undefined }) {
 const STRONGEST = 110;
 
 function Wins({ comparison, row, column }: { comparison: Comparison; row: number; column: number }) {
-  const { wins, ties, total } = comparison;
+  const { wins, ties, intervals, common: total = comparison.total } = comparison;
   const t = useText();
   const colours = usePalette();
   const won = wins![row]![column]!;
@@ -87,6 +87,11 @@ function Wins({ comparison, row, column }: { comparison: Comparison; row: number
       style={{ backgroundColor: colours.hues.positive + alpha }}
     >
       {total > 0 ? percent(share, 0) : "–"}
+      {intervals && (
+        <div class="muted" title={t("interval95")}>
+          {intervals[row]![column]!.map((bound) => percent(bound, 0)).join(" – ")}
+        </div>
+      )}
     </td>
   );
 }

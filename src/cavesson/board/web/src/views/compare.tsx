@@ -37,7 +37,14 @@ export function Compare() {
   }, [text, all.length]);
   const offset = Number(query["offset"] ?? 0);
   const order = ORDERS.find((one) => one === query["sort"]) ?? "spread";
-  const asked = { split: splitOf(query), runs: formatSides(sides), sort: order, offset, limit: PROMPTS };
+  const asked = {
+    split: splitOf(query),
+    runs: formatSides(sides),
+    sort: order,
+    q: query["find"],
+    offset,
+    limit: PROMPTS,
+  };
   const url = address("compare", asked);
   const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
   const answered = useRef(sides); // those of an earlier answer, as long as the next one is on its way
@@ -63,7 +70,7 @@ export function Compare() {
       {usable && (
         <div class="two">
           <WinsTable sides={shown} comparison={usable} />
-          {usable.differences && usable.total > 0 && (
+          {usable.differences && (usable.common ?? usable.total) > 0 && (
             <HistogramChart
               title={t("differenceOf", { a: name(shown[shown.length - 1]!), b: name(shown[0]!) })}
               hint={t("differenceHint")}
