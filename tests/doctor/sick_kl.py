@@ -43,6 +43,19 @@ def flat(made):
     made.tokens["ref_logprob"] = made.tokens["logprob"].copy()
 
 
+def taught(falls):
+    """The teacher finds each token half a nat less likely, in all steps, or ever less so."""
+
+    def change(made):
+        gap = np.linspace(0.5, 0.1, 24) if falls else np.full(24, 0.5)
+        made.tokens["teacher_logprob"] = made.tokens["logprob"] - np.where(made.mask, gap[:, None, None], 0)
+
+    return change
+
+
+case("teacher-not-approached", near=taught(True))(taught(False))
+
+
 @case("sampler-mismatch")
 def mismatched(made):
     noise = np.random.default_rng(2).normal(0, 0.15, made.mask.shape)

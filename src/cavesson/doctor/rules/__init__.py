@@ -117,6 +117,7 @@ RULES: tuple[Rule, ...] = (
     kl.kl_explosion,
     kl.kl_in_few_tokens,
     kl.kl_flat,
+    kl.teacher_not_approached,
     system.few_prompts,
     system.stalls,
 )

@@ -442,3 +442,27 @@ def _between_logs(data: RunData, ours: Series) -> Series:
     kept = (begins >= steps[:1]) & (stop > first) & (stop - first == recorded)
     total = np.append(0.0, np.cumsum(ours.value))
     return Series(logged.step[kept], (total[stop] - total[first])[kept] / (stop - first)[kept])
+
+
+@rule(
+    number=92,
+    needs=["rows.teacher_kl", "rows.length"],
+    min_steps=20,
+    title="The policy does not come closer to its teacher",
+    cause="The reverse KL to the teacher per token is {seen} times what it was at the start ({start} nats): what the "
+    "policy writes is as unlikely under the teacher as before.",
+    healthy="reverse KL to the teacher per token at the end / at the start: below {limit}, or it starts below {floor} "
+    "nats",
+    fix="a larger optimizer.learning_rate; check that the teacher gets prompts in its own chat template; with rewards, "
+    "lower their weights",
+    source="Thinking Machines, On-policy distillation (2025); GKD 2306.13649",
+)
+def teacher_not_approached(data: RunData, *, limit: float = 1.0, floor: float = 0.05) -> Reading | None:
+    rows = data.rows
+    points = rows.by_step(rows["teacher_kl"] / np.maximum(rows["length"], 1))
+    start, seen = points.first(), points.last(0.3)
+    if start <= 0:
+        return None
+    evidence = data.step_evidence(points.step[-1:])
+    words, curve = {"start": start}, Curve(points, high=start)
+    return Reading(seen / start, seen / start >= limit and start > floor, int(points.step[0]), evidence, words, curve)
