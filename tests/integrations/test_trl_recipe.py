@@ -88,6 +88,12 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
             {"teacher_model": "t", "beta": 0.1, "max_steps": 7, "gradient_accumulation_steps": 2},
             {"teacher": {"path": "t"}, "distill": {"loss_type": "full", "beta": 0.1}, "steps": 7, "batch_size": 16},
         ),
+        (
+            "kto",
+            {"loss_type": "apo_zero_unpaired", "beta": 0.3, "desirable_weight": 2.0},
+            {"kto": {"loss_type": "apo_zero_unpaired", "beta": 0.3, "desirable_weight": 2.0}},
+        ),
+        ("kto", {}, {"data": {"path": "x", "shuffle": False}}),
         ("distill", {}, {"sampling": {"temperature": 0.9, "max_new_tokens": 128}}),
         ("sft", {"neftune_noise_alpha": 5}, {"sft": {"neftune_alpha": 5.0}}),
         ("sft", {"train_sampling_strategy": "sequential"}, {"data": {"path": "x", "shuffle": False}}),
@@ -192,7 +198,9 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: st
 @pytest.mark.parametrize("command", RULES)
 def test_every_field_and_default_is_that_of_trl(command: str) -> None:
     trl = pytest.importorskip("trl")
-    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}.get(command)
+    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "kto": "KTO", "grpo": "GRPO", "rloo": "RLOO"}.get(
+        command
+    )
     config = getattr(trl, f"{begin}Config") if begin else importlib.import_module("trl.experimental.gkd").GKDConfig
     fields = config.__dataclass_fields__
     ours = {

@@ -35,6 +35,14 @@ def pairs(count: int = STEPS * BATCH_SIZE) -> list[dict[str, str]]:
     ]
 
 
+def labelled(count: int = STEPS * BATCH_SIZE) -> list[dict[str, Any]]:
+    """Rows of `prompt`, `completion` and `label`; neighbours, and the ends of a batch, have different prompts."""
+    return [
+        {"prompt": _BEGINNINGS[i % 5], "completion": _ENDS[i % 6] + _ENDS[(i * i + 1) % 6], "label": i % 3 != 1}
+        for i in range(count)
+    ]
+
+
 def save_model(folder: Path) -> Path:
     """A language model of 0.3 million random parameters over bytes."""
     tiny_model(seed=1).save_pretrained(folder)
@@ -56,7 +64,7 @@ def save_classifier(folder: Path) -> Path:
     return folder
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> Path:
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -12,6 +12,7 @@ from parity_helpers import (
     STEPS,
     TOLERANCE,
     demonstrations,
+    labelled,
     losses,
     pairs,
     save_classifier,
@@ -60,6 +61,9 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo, hinge": ("dpo", {"loss_type": "hinge"}),
     "dpo, ipo": ("dpo", {"loss_type": "ipo"}),
     "dpo, per token": ("dpo", {"loss_type": ["sigmoid_norm"], "adam_epsilon": 1e-6}),
+    "kto, defaults": ("kto", {}),
+    "kto, weights and beta": ("kto", {"beta": 0.5, "desirable_weight": 0.5, "undesirable_weight": 1.5}),
+    "kto, apo": ("kto", {"loss_type": "apo_zero_unpaired"}),
     "reward, defaults": ("reward-model", {}),
     "reward, centred": ("reward-model", {"center_rewards_coefficient": 0.1}),
     "reward, decay": ("reward-model", {"weight_decay": 0.2, "max_grad_norm": 0.1}),
@@ -74,7 +78,7 @@ def test_examples_have_the_losses_of_trl(tmp_path: Path, case: str) -> None:
     command, values = EXAMPLES[case]
     is_reward = command == "reward-model"
     folder = (save_classifier if is_reward else save_model)(tmp_path / "model")
-    rows: Sequence[dict[str, Any]] = demonstrations() if command == "sft" else pairs()
+    rows: Sequence[dict[str, Any]] = {"sft": demonstrations, "kto": labelled}.get(command, pairs)()
     given = {"model": str(folder), "dataset": str(write_rows(tmp_path / "rows.jsonl", rows)), **values}
     training = converted(tmp_path, command, {"learning_rate": LEARNING_RATE, **given})
     seen = losses(training, {"sft": "loss/nll"}.get(command, "loss/total"))
@@ -83,7 +87,7 @@ def test_examples_have_the_losses_of_trl(tmp_path: Path, case: str) -> None:
         rows = [
             {f"{one}_ids": ids(row["prompt"] + row[one])["input_ids"] for one in ("chosen", "rejected")} for row in rows
         ]
-    run = {"sft": trl_runs.sft, "dpo": trl_runs.dpo, "reward-model": trl_runs.reward}[command]
+    run = {"sft": trl_runs.sft, "dpo": trl_runs.dpo, "kto": trl_runs.kto, "reward-model": trl_runs.reward}[command]
     expected = run(str(folder), rows, BATCH_SIZE, LEARNING_RATE, **values)
     assert len(seen) == STEPS and abs(expected[0] - expected[-1]) > 50 * TOLERANCE
     assert seen == pytest.approx(expected, abs=TOLERANCE)

@@ -19,6 +19,8 @@ from trl import (
     DPOTrainer,
     GRPOConfig,
     GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
     RewardConfig,
     RewardTrainer,
     RLOOConfig,
@@ -57,6 +59,20 @@ def dpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float,
     config = DPOConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
     return _losses(
         DPOTrainer(
+            _causal(folder),
+            ref_model=_causal(folder),
+            args=config,
+            train_dataset=_dataset(rows),
+            processing_class=_tokenizer(folder),
+        )
+    )
+
+
+def kto(folder: str, rows: Sequence[Pair], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
+    """Rows of `prompt`, `completion` and `label`, in their order."""
+    config = KTOConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
+    return _losses(
+        KTOTrainer(
             _causal(folder),
             ref_model=_causal(folder),
             args=config,

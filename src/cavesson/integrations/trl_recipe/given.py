@@ -9,7 +9,15 @@ from typing import Any
 
 from cavesson.errors import UserError
 
-TRAINERS = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO", "distill": "GKD"}
+TRAINERS = {
+    "sft": "SFT",
+    "reward-model": "Reward",
+    "dpo": "DPO",
+    "kto": "KTO",
+    "grpo": "GRPO",
+    "rloo": "RLOO",
+    "distill": "GKD",
+}
 """Commands, and how the names of TRL's trainers and configurations begin."""
 _TELLING = {
     "grpo": {
@@ -23,7 +31,8 @@ _TELLING = {
     "reward-model": {"center_rewards_coefficient"},
     "sft": {"packing", "completion_only_loss", "assistant_only_loss", "dataset_text_field"},
     "distill": {"lmbda", "seq_kd", "teacher_model_name_or_path"},
-    "dpo": {"label_smoothing", "precompute_ref_log_probs", "f_divergence_type"},
+    "dpo": {"label_smoothing", "f_divergence_type"},
+    "kto": {"desirable_weight", "undesirable_weight"},
 }
 """Settings that only one trainer has, for files that do not name theirs."""
 
@@ -33,7 +42,7 @@ class Given:
     """What a configuration says."""
 
     command: str
-    """sft, reward-model, dpo, grpo, rloo or distill"""
+    """sft, reward-model, dpo, kto, grpo, rloo or distill"""
     values: dict[str, Any]
     """fields of the configuration, and what the trainer gets as `model`, `dataset` and `lora`, if that was found"""
     rewards: list[str] = field(default_factory=list)

@@ -266,6 +266,16 @@ DPO: dict[str, Rule] = {
 }
 
 
+KTO: dict[str, Rule] = {
+    **COMMON,
+    "beta": "kto.beta",
+    "loss_type": "kto.loss_type",
+    "desirable_weight": "kto.desirable_weight",
+    "undesirable_weight": "kto.undesirable_weight",
+    "max_length": _longest,
+}
+
+
 def _top_k(k: int | None, _: Values) -> dict[str, Any]:
     return {"sampling.top_k": max(0, k or 0)}
 
@@ -428,7 +438,7 @@ DISTILL: dict[str, Rule] = {
 }
 
 RULES: dict[str, dict[str, Rule]] = {
-    "sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "grpo": GRPO, "rloo": RLOO, "distill": DISTILL
+    "sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "kto": KTO, "grpo": GRPO, "rloo": RLOO, "distill": DISTILL
 }  # fmt: skip
 
 _TRAINING = {
@@ -444,6 +454,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {**_TRAINING, "learning_rate": 2e-5, "max_length": 1024},
     "reward-model": {**_TRAINING, "learning_rate": 1e-4, "max_length": 1024},
     "dpo": {**_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "sigmoid"},
+    "kto": {
+        **_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "kto",
+        "desirable_weight": 1.0, "undesirable_weight": 1.0, "train_sampling_strategy": "sequential",
+    },
     "grpo": {
         **_TRAINING, **_ROLLOUTS, "learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
         "scale_rewards": "group", "importance_sampling_level": "token", "use_bias_correction_kl": True,
@@ -475,6 +489,13 @@ DIFFERENCES: dict[str, list[str]] = {
         _PASSES,
     ],
     "dpo": ["The reference scores all pairs once, before the first step.", _WARM_UP, _PASSES],
+    "kto": [
+        "The reference point is estimated from a whole batch; TRL has one for each micro-batch.",
+        "A response to the same prompt never stands in for a mismatched one.",
+        "The reference scores all responses once, before the first step.",
+        _WARM_UP,
+        _PASSES,
+    ],
     "grpo": [
         "Dropout is always off.",
         "An optimiser step whose mean ratio is above update.max_ratio is skipped.",
