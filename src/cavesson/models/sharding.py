@@ -5,6 +5,7 @@ A pass gathers the weights of one layer at a time, so all processes must make th
 
 import copy
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -64,6 +65,8 @@ def shard(
     `methods` are those of the role, besides `forward`, that use its weights. With `offload`, slices are kept in the
     memory of the host, and so gradients and the optimiser's state.
     """
+    # What a role returns may be a view, because nothing changes it in place.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}  # no copy may outlive an optimiser step
     options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     low_precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
