@@ -37,10 +37,10 @@ def spikes(data: RunData, metric: str, limit: float, steps: int, often: float, s
     over = np.nan_to_num(over_median(points))
     bad = points.step[(over > limit) & (points.value > smallest)]
     first = earliest(bad)
-    sick = first is not None and len(bad) >= max(steps, often * len(points.after(first)))
+    unhealthy = first is not None and len(bad) >= max(steps, often * len(points.after(first)))
     curve = Curve(Series(points.step, over), high=limit)
     between = of_events(points, bad)
-    return Reading(float(over.max(initial=0)), sick, first, data.step_evidence(bad), curve=curve, between=between)
+    return Reading(float(over.max(initial=0)), unhealthy, first, data.step_evidence(bad), curve=curve, between=between)
 
 
 def exceeding(
@@ -166,10 +166,10 @@ def collapse(data: RunData, points: Series, limit: float) -> Reading | None:
     if len(points) < 8:
         return None
     before = points.first()
-    sick = points.last() < limit * before and trend(points).p < data.chance
+    unhealthy = points.last() < limit * before and trend(points).p < data.chance
     first = since(points, points.value < 0.8 * before, 3)
     evidence = data.step_evidence(points.step[-1:])
-    return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=limit * before))
+    return Reading(points.last(), unhealthy, first, evidence, {"before": before}, Curve(points, low=limit * before))
 
 
 def pays(data: RunData) -> bool:

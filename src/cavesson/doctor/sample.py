@@ -67,7 +67,10 @@ class Sample:
     def __getitem__(self, name: str) -> Array:
         """Return a recorded or derived token column, [N] float64, NaN where not measured."""
         if name not in self._columns:
-            self._columns[name] = read_only(self._made(name))
+            whole = self._whole
+            self._columns[name] = (
+                read_only(self._made(name)) if whole is None else whole[name][len(whole) - len(self) :]
+            )
         return self._columns[name]
 
     def _made(self, name: str) -> Array:
@@ -81,8 +84,6 @@ class Sample:
             return np.asarray(compute(self))
         if name not in self._tokens.column_names:
             return np.full(len(self), np.nan)
-        if self._whole is not None and self._whole.recorded(name):
-            return self._whole[name][len(self._whole) - len(self) :]
         return numbers(self._tokens[name])
 
     def column(self, name: str) -> pa.ChunkedArray:

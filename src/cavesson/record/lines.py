@@ -14,6 +14,9 @@ from cavesson.record.segments import Kind, Segment
 from cavesson.record.storage import Storage
 from cavesson.record.tables import NO_TURNS
 
+PARTS = 16
+"""Parts of a row group of which the last ones are not decoded if they are not needed."""
+
 
 def lines_of_steps(
     files: Storage, segment: Segment, kind: Kind, columns: Sequence[str] | None, steps: Collection[int] | None
@@ -79,7 +82,8 @@ def lines_at_places(files: Storage, segment: Segment, kind: Kind, start: Array, 
         end = first + file.metadata.row_group(group).num_rows
         inside = lines[np.searchsorted(lines, first) : np.searchsorted(lines, end)] - first
         if len(inside):
-            between = _read(file, kind, [group], None).slice(inside[0], int(inside[-1] - inside[0]) + 1)
+            between = _first(file, group, int(inside[-1]) + 1).slice(inside[0], int(inside[-1] - inside[0]) + 1)
+            between = current(between) if kind == "tokens" else between
             parts.append(between if len(between) == len(inside) else between.take(inside - inside[0]))
         first = end
     return pa.concat_tables(parts)
@@ -104,9 +108,20 @@ def lines_of_keys(
         at = np.minimum(np.searchsorted(wanted, key), len(wanted) - 1)
         lines = np.flatnonzero((wanted[at] == key) & (step < segment.stop))
         if len(lines):
-            tables.append(file.read_row_group(group, names).take(lines))
+            tables.append(_first(file, group, int(lines[-1]) + 1, names).take(lines))
             found.append(at[lines])
     return tables, found
+
+
+def _first(file: pq.ParquetFile, group: int, count: int, columns: list[str] | None = None) -> pa.Table:
+    """Return the first ``count`` rows of a row group, or somewhat more; most of what comes behind is not decoded."""
+    size = file.metadata.row_group(group).num_rows // PARTS + 1
+    batches: list[pa.RecordBatch] = []
+    for batch in file.iter_batches(size, [group], columns):
+        batches.append(batch)
+        if sum(map(len, batches)) >= count:
+            break
+    return pa.Table.from_batches(batches)
 
 
 def _read(file: pq.ParquetFile, kind: Kind, groups: list[int], columns: Collection[str] | None) -> pa.Table:

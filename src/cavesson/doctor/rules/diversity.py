@@ -82,9 +82,9 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1, solved: float = Share
     evidence = data.step_evidence(points.step[-1:])
     full = data.rows["reward"] >= np.nanmax(data.rows["reward"]) - EQUAL
     is_solved = data.rows.by_step(full.astype(float)).last(1 / 3) >= solved  # nothing is left to explore
-    sick = first is not None and not (rising or gained or is_solved)
+    unhealthy = first is not None and not (rising or gained or is_solved)
     fallen = Series(points.step, np.log(before / np.maximum(points.value, 1e-6)))  # entropy falls by factors
-    return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=low), fallen)
+    return Reading(points.last(), unhealthy, first, evidence, {"before": before}, Curve(points, low=low), fallen)
 
 
 @rule(
@@ -113,16 +113,18 @@ def entropy_explosion(
     # An entropy that returns to where the run started has not exploded.
     start = entropy(data.whole).first() + rise / 2
     high = max(min(factor * before, (before + uniform) / 2), before + rise, start)
-    sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
+    unhealthy = (
+        since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
+    )
     began = since(points, smooth.value > (before + high) / 2, 4)
     what = "it rises, and the policy is forgetting how to write"
     # A policy without training begins with such an entropy, which no update has made.
     has_risen = entropy(data.whole).value[0] < noise * uniform
-    if not sick and has_risen and MANY < uniform < np.inf and _surprise(data) > noise * uniform:
+    if not unhealthy and has_risen and MANY < uniform < np.inf and _surprise(data) > noise * uniform:
         began, high = since(points, smooth.value > noise * uniform, 4), noise * uniform
-        what, sick = "nearly that of a uniform choice, so that responses are noise", began is not None
+        what, unhealthy = "nearly that of a uniform choice, so that responses are noise", began is not None
     words: Words = {"before": before, "what": Phrase(what)}
-    return Reading(points.last(), sick, began, evidence, words, Curve(points, high=high))
+    return Reading(points.last(), unhealthy, began, evidence, words, Curve(points, high=high))
 
 
 def _surprise(data: RunData) -> float:
@@ -202,10 +204,10 @@ def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:
     if before is None or after is None or before[0] - before[1] < 0.05:
         return None
     left = max(0.0, after[0] - after[1]) / (before[0] - before[1])
-    sick = left < limit and after[1] > 1.5 * before[1]
+    unhealthy = left < limit and after[1] > 1.5 * before[1]
     alike: Words = {"same": after[0], "other": after[1]}
     curve = Curve(_left_of(rows, before[0] - before[1]), low=limit)
-    return Reading(left, sick, int(late.steps[0]), data.step_evidence(late.steps[-1:]), alike, curve)
+    return Reading(left, unhealthy, int(late.steps[0]), data.step_evidence(late.steps[-1:]), alike, curve)
 
 
 def _left_of(rows: Rows, start: float, stretches: int = 8) -> Series:
@@ -277,8 +279,8 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
     spike: Words = {"step": int(spikes[0]) if len(spikes) else 0}
     curve = Curve(Series(spread.step, share), low=limit)
-    sick = len(spikes) >= max(2, MIN_SHARE * len(norm.after(int(spike["step"]))))
-    return Reading(Percent(share[-1]), sick, narrow, data.step_evidence(spikes), spike, curve)
+    unhealthy = len(spikes) >= max(2, MIN_SHARE * len(norm.after(int(spike["step"]))))
+    return Reading(Percent(share[-1]), unhealthy, narrow, data.step_evidence(spikes), spike, curve)
 
 
 @rule(
@@ -304,7 +306,7 @@ def pattern_collapse(data: RunData) -> Reading | None:
     length = rising[1]
     longer = length.last() > 1.2 * length.first()
     before, now = surprise.first(), surprise.last()
-    sick = grew and longer and trend(surprise).p < data.chance and now < 0.6 * before
+    unhealthy = grew and longer and trend(surprise).p < data.chance and now < 0.6 * before
     first = int(length.step[len(length) // 3])
     evidence = data.step_evidence(length.step[[0, -1]])
-    return Reading(now, sick, first, evidence, {"before": before}, Curve(surprise))
+    return Reading(now, unhealthy, first, evidence, {"before": before}, Curve(surprise))

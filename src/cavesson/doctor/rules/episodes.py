@@ -149,10 +149,10 @@ def turns_retokenised(
     # Weights that changed between two turns move most tokens a little; other tokens are a few large differences.
     few = float(np.median(gap[earlier])) < NEAR
     unlikely = at_least(float(differs[earlier].sum()), int(earlier.sum()), min(2 * usual, 1.0)) < data.chance
-    sick = bool(share > max(limit, times * later) and few and unlikely)
+    unhealthy = bool(share > max(limit, times * later) and few and unlikely)
     wrong = np.flatnonzero(differs & earlier)
     curve = Curve(_share_by_step(sample, differs, earlier), high=limit)
-    return Reading(share, sick, earliest(sample.step[wrong]), sample.spans(wrong), {"later": later}, curve)
+    return Reading(share, unhealthy, earliest(sample.step[wrong]), sample.spans(wrong), {"later": later}, curve)
 
 
 def _turns_of_tokens(sample: Sample, turns: Turns) -> tuple[Array, Array]:

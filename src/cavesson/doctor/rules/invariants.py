@@ -84,10 +84,10 @@ def ratio_not_one(
     worst = (largest_errors if len(largest_errors) else errors).value.max()
     measure = Phrase("up to" if len(largest_errors) else "at least (as a root mean square)")
     bad = points.step[points.value > limit]
-    sick = exceeds(data, len(bad), len(points), 0.5)
+    unhealthy = exceeds(data, len(bad), len(points), 0.5)
     words: Words = {"worst": float(worst), "measure": measure}
     curve = Curve(points, high=limit)
-    return Reading(float(np.median(points.value)), sick, earliest(bad), data.step_evidence(bad), words, curve)
+    return Reading(float(np.median(points.value)), unhealthy, earliest(bad), data.step_evidence(bad), words, curve)
 
 
 def started_as_reference(data: RunData) -> bool:
@@ -130,10 +130,10 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
         return None
     distance = np.abs(sample["kl_k1"])
     size = float(distance[mine].mean())
-    sick = size > (exact if is_exact(data) else rounded)
+    unhealthy = size > (exact if is_exact(data) else rounded)
     worst = sample.worst(np.where(mine, distance, np.nan))
     curve = Curve(sample.mean_by_step(distance))
-    return Reading(size, sick, first, worst, curve=curve)
+    return Reading(size, unhealthy, first, worst, curve=curve)
 
 
 @rule(
@@ -197,13 +197,13 @@ def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading |
     leaves = np.maximum.accumulate(after[::-1])[::-1] > 1e-5
     is_exact_return = (after < 1e-5) & leaves
     falls = np.flatnonzero((drop > limit) & (is_exact_return | _is_lasting(points)))
-    sick = len(falls) >= 2 or bool(is_exact_return[falls].any())  # a policy can come close to its reference once
+    unhealthy = len(falls) >= 2 or bool(is_exact_return[falls].any())  # a policy can come close to its reference once
     steps = points.step[falls + 1]
-    largest = Share(drop[falls].max(initial=0.0) if sick else drop.max(initial=0.0))
+    largest = Share(drop[falls].max(initial=0.0) if unhealthy else drop.max(initial=0.0))
     words = {"drop": largest, "times": float(len(falls))}
     curve = Curve(points, name=Phrase("mean |log π − log π_ref|"))
     between = of_events(points, steps)
-    return Reading(largest, sick, earliest(steps), data.step_evidence(steps), words, curve, between=between)
+    return Reading(largest, unhealthy, earliest(steps), data.step_evidence(steps), words, curve, between=between)
 
 
 def _is_lasting(points: Series) -> Array:
@@ -246,11 +246,11 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     share = Share(len(twice) / len(different))
     # If the start token is not known and all prompts begin alike, they may begin with a repeated word.
     follow = {next((one for one in ids if one != ids[0]), None) for ids in different}
-    sick = share > limit and (known is not None or len(follow) > 1)
+    unhealthy = share > limit and (known is not None or len(follow) > 1)
     words = {"token": float(next(iter(different))[0])}
     has = np.array([ids in twice for ids in prompts], float)
     curve = Curve(rows.by_step(has), 0.0, 0.0)
-    return Reading(share, sick, int(rows.steps[0]), rows.evidence(np.flatnonzero(has)), words, curve)
+    return Reading(share, unhealthy, int(rows.steps[0]), rows.evidence(np.flatnonzero(has)), words, curve)
 
 
 @rule(
@@ -373,9 +373,9 @@ def _equal_although_improbable(data: RunData, limit: float) -> Reading | None:
         "the responses equal another one to the same prompt in the same step, although such a response occurs less "
         "than once in 100,000 samples"
     )
-    sick = exceeds(data, equal.sum(), len(equal), limit)
+    unhealthy = exceeds(data, equal.sum(), len(equal), limit)
     first = earliest(sample.rows.step[members[equal]])
-    return Reading(Share(equal.mean()), sick, first, sample.rows.evidence(members[equal]), {"what": what}, curve)
+    return Reading(Share(equal.mean()), unhealthy, first, sample.rows.evidence(members[equal]), {"what": what}, curve)
 
 
 def _siblings(rows: Rows, some: Array) -> list[list[int]]:
@@ -418,5 +418,5 @@ def equal_places(rows: Rows, limit: float) -> Reading | None:
     curve = Curve(mean_by_step(rows.step[members[apart, 0]], equal[apart, most]))
     first = earliest(rows.step[pairs[:, 0]])
     words: Words = {"what": Phrase("the groups have equal responses at the same two places, but not at others")}
-    sick = share > limit and probability < UNLIKELY
-    return Reading(share, sick, first, rows.evidence(pairs.ravel()), words, curve)
+    unhealthy = share > limit and probability < UNLIKELY
+    return Reading(share, unhealthy, first, rows.evidence(pairs.ravel()), words, curve)

@@ -133,10 +133,10 @@ def stops_generating(data: RunData) -> Reading | None:
     length, kl = together(data.rows.mean("length"), objective(data))
     before, after = length.first(), length.last()
     short = 0.3 * before
-    sick = after < min(short, 4) and kl.last() < 0
+    unhealthy = after < min(short, 4) and kl.last() < 0
     first = since(length, length.value < short, 2)
     evidence = data.step_evidence(length.step[-1:])
-    return Reading(kl.last(), sick, first, evidence, {"before": before, "after": after}, Curve(kl, low=0.0))
+    return Reading(kl.last(), unhealthy, first, evidence, {"before": before, "after": after}, Curve(kl, low=0.0))
 
 
 @rule(
@@ -173,11 +173,11 @@ def kl_explosion(
     first = since(smoothed(points), bad, 3)
     # A rise does not count if the KL has returned from it, nor, without a penalty, while the reward is high.
     has_returned = not bad[-(3 if is_paid else max(3, len(bad) // 3)) :].any()
-    sick = first is not None and not has_returned and not (is_paid and _free(data))
+    unhealthy = first is not None and not has_returned and not (is_paid and _free(data))
     evidence = data.step_evidence(points.step[np.argsort(-points.value)])
     words = {"before": float(points.value[0])}
     curve = Curve(points, 0.0, scale * limit)
-    return Reading(points.last(), sick, first, evidence, words, curve)
+    return Reading(points.last(), unhealthy, first, evidence, words, curve)
 
 
 def _free(data: RunData) -> bool:
@@ -302,9 +302,9 @@ def kl_in_few_tokens(data: RunData, *, few: float = Share(0.5), tenth: float = S
     place = (10 * sample.position[mine] / np.maximum(sample.length[sample.line[mine]], 1)).astype(int).clip(0, 9)
     buckets = np.bincount(place, size, 10) / size.sum()
     bucket = float(buckets.max()) if np.median(sample.length) >= 20 else 0.0
-    sick = top > few or bucket > tenth
+    unhealthy = top > few or bucket > tenth
     where = "on 1 % of the tokens" if top > few else f"in the {ORDINALS[buckets.argmax()]} tenth of the response"
-    seen = top if top > few or not sick else bucket
+    seen = top if top > few or not unhealthy else bucket
     first = int(sample.step[mine].min())
     name, along = Phrase("share of Σ|Δ| in each tenth of the response"), Phrase("tenths of the response")
     curve = Curve(Series(np.arange(1, 11), buckets), high=tenth, name=name, along=along)
@@ -313,7 +313,7 @@ def kl_in_few_tokens(data: RunData, *, few: float = Share(0.5), tenth: float = S
         points = Series(np.arange(1, 101), (np.cumsum(size[order]) / size.sum())[edges])
         along = Phrase("per cent of the tokens, the largest |Δ| first")
         curve = Curve(points, name=Phrase("cumulative share of Σ|Δ|"), along=along)
-    return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve)
+    return Reading(Share(seen), unhealthy, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve)
 
 
 def _sound(value: Any, data: RunData, reading: Reading) -> str:

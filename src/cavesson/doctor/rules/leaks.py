@@ -69,9 +69,9 @@ def environment_leaks(data: RunData, *, limit: float = 0.05) -> Reading | None:
     if not found:
         return None
     leak = max(found, key=lambda one: (one.amount > limit and one.chance < SURE, one.amount))
-    sick = leak.amount > limit and leak.chance < SURE
+    unhealthy = leak.amount > limit and leak.chance < SURE
     since = int(rows.steps[0])
-    return Reading(leak.amount, sick, since, leak.evidence, {"what": leak.what, "chance": leak.chance})
+    return Reading(leak.amount, unhealthy, since, leak.evidence, {"what": leak.what, "chance": leak.chance})
 
 
 def _of_rewards(data: RunData, turns: Turns) -> _Leak | None:

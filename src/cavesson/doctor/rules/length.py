@@ -76,7 +76,7 @@ def truncated(
     high = max(limit, before + growth)
     pays, is_sure = _longer_pays(data)
     first = None if pays else since(points, smoothed(points).value > high, 4)
-    sick = first is not None and share > high
+    unhealthy = first is not None and share > high
     words, evidence = {"share": share, "before": before}, data.step_evidence(points.step[-1:])
     # Where nearly all are cut from the start, the few that end first can earn less because the limit is too low.
     is_wanted = _fixes_length(data) or (pays and is_sure and before <= most)
@@ -85,7 +85,7 @@ def truncated(
         undecided = PERHAPS_PAYS
     elif share > most and not is_wanted:
         undecided = PERHAPS_WANTED
-    return Reading(share, sick, first, evidence, words, Curve(points, high=high), undecided=undecided)
+    return Reading(share, unhealthy, first, evidence, words, Curve(points, high=high), undecided=undecided)
 
 
 def _longer_pays(data: RunData) -> tuple[bool, bool]:
@@ -132,11 +132,11 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
     ids, count = np.unique(last[short], return_counts=True)
     share = Share(count.max() / cut.sum() if len(count) else 0.0)
     largest = int(count.max(initial=0))
-    sick = exceeds(data, largest, cut.sum(), limit) and largest > 0.8 * short.sum() and largest >= 10
+    unhealthy = exceeds(data, largest, cut.sum(), limit) and largest > 0.8 * short.sum() and largest >= 10
     words = {"token": float(ids[np.argmax(count)]) if len(ids) else 0.0}
     evidence = sample.rows.evidence(np.flatnonzero(short))
     curve = Curve(sample.rows.by_step(np.where(cut, short, np.nan)), 0.0, 0.0)
-    return Reading(share, sick, earliest(sample.rows.step[short]), evidence, words, curve)
+    return Reading(share, unhealthy, earliest(sample.rows.step[short]), evidence, words, curve)
 
 
 @rule(
@@ -163,10 +163,10 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64)) & sample.trained
     has = np.bincount(sample.line[ends], minlength=len(sample.rows)) > 0
     without = np.flatnonzero(ended & ~has)
-    share, sick = Share(len(without) / ended.sum()), exceeds(data, len(without), ended.sum(), limit)
+    share, unhealthy = Share(len(without) / ended.sum()), exceeds(data, len(without), ended.sum(), limit)
     evidence = sample.rows.evidence(without)
     curve = Curve(sample.rows.by_step(np.where(ended, ~has, np.nan)), 0.0, 0.0)
-    return Reading(share, sick, earliest(sample.rows.step[without]), evidence, curve=curve)
+    return Reading(share, unhealthy, earliest(sample.rows.step[without]), evidence, curve=curve)
 
 
 @rule(
@@ -188,8 +188,8 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
     length = lengths(data)
     found = collapse(data, length.by_step(np.median), limit)
-    sick = found is not None and found.unhealthy and not _are_answers(data)
-    return found and replace(found, unhealthy=sick, words={**found.words, "unit": length.unit})
+    unhealthy = found is not None and found.unhealthy and not _are_answers(data)
+    return found and replace(found, unhealthy=unhealthy, words={**found.words, "unit": length.unit})
 
 
 def _are_answers(data: RunData) -> bool:
@@ -221,9 +221,9 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     if len(points) < 5:
         return None
     share = Share(points.first())
-    sick = share > limit and points.last() > limit
+    unhealthy = share > limit and points.last() > limit
     evidence = data.step_evidence(points.step[:1])
-    return Reading(share, sick, int(points.step[0]), evidence, curve=Curve(points, high=limit))
+    return Reading(share, unhealthy, int(points.step[0]), evidence, curve=Curve(points, high=limit))
 
 
 @rule(
@@ -261,10 +261,10 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
-    sick = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
+    unhealthy = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
     words: Words = {"before": before, "after": after, "unit": of.unit}
     curve = Curve(points, high=(1 + growth) * before, name=of.mean)
-    return Reading(found, sick, first, rows.highest(each), words, curve)
+    return Reading(found, unhealthy, first, rows.highest(each), words, curve)
 
 
 @rule(
@@ -295,6 +295,6 @@ def length_bias(data: RunData) -> Reading | None:
         return None
     points = Series(low.step, low.value - high.value)
     found = trend(points)
-    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(each)) and points.last() > 0
+    unhealthy = found.p < data.chance and found.change > 0.2 * float(np.nanmean(each)) and points.last() > 0
     first = since(points, smoothed(points).value > points.first() + found.change / 2, 5)
-    return Reading(points.last(), sick, first, rows.highest(bad), {"unit": of.unit}, Curve(points))
+    return Reading(points.last(), unhealthy, first, rows.highest(bad), {"unit": of.unit}, Curve(points))

@@ -80,12 +80,12 @@ def _too_surprising(data: RunData, limit: float) -> Reading | None:
     if gap is None:
         return None
     points, (mean, error) = sample.mean_by_step(-sample["logprob"] - sample["entropy"]), gap
-    sick = abs(mean) > max(NOISE * error, limit) and (mean > 0 or not is_from_start(points, mean))
-    first = since(points, smoothed(points).value * np.sign(mean) > abs(mean) / 2, 3) if sick else None
+    unhealthy = abs(mean) > max(NOISE * error, limit) and (mean > 0 or not is_from_start(points, mean))
+    first = since(points, smoothed(points).value * np.sign(mean) > abs(mean) / 2, 3) if unhealthy else None
     name = Phrase("surprise (−log π) − entropy, in nats per token")
     what, low, high = (LESS_LIKELY, None, limit) if mean > 0 else (MORE_LIKELY, -limit, None)
     curve = Curve(points, low, high, name=name)
-    return Reading(mean, sick, first, data.step_evidence([first]), {"what": what}, curve)
+    return Reading(mean, unhealthy, first, data.step_evidence([first]), {"what": what}, curve)
 
 
 @rule(
@@ -107,10 +107,10 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     if len(points) < 10:
         return None
     before, now = max(points.first(), 1e-4), points.last()
-    sick = now > factor * before and now > limit and trend(points).p < data.chance and trend(points).change > 0
+    unhealthy = now > factor * before and now > limit and trend(points).p < data.chance and trend(points).change > 0
     first = since(points, points.value > 2 * before, 5)
     evidence = data.step_evidence(points.step[-1:])
-    return Reading(now, sick, first, evidence, {"before": before}, Curve(points, high=factor * before))
+    return Reading(now, unhealthy, first, evidence, {"before": before}, Curve(points, high=factor * before))
 
 
 def sampled_ahead(data: RunData) -> bool:
@@ -160,12 +160,12 @@ def sampler_stale(data: RunData) -> Reading | None:
     starts_equal = points.value[0] < 0.2 * typical
     stays = _distance_to_reference(data.sample)
     frozen = stays is not None and stays < 0.2 and not _jumps(_mean_gap(data.whole).value, typical)
-    sick = (drifting and starts_equal) or (frozen and typical > 0.005)
+    unhealthy = (drifting and starts_equal) or (frozen and typical > 0.005)
     words = {
         "when": Phrase("at the first step" if starts_equal else "at some steps"),
         "frozen": Phrase(", and the sampler still has the weights of the reference" if frozen else ""),
     }
-    return Reading(float(points.value.max()), sick, first, data.step_evidence([first]), words, Curve(points))
+    return Reading(float(points.value.max()), unhealthy, first, data.step_evidence([first]), words, Curve(points))
 
 
 def _jumps(values: Array, typical: float) -> bool:
@@ -250,9 +250,9 @@ def mismatch_tail(
     median = float(np.median(gap[since_then]))
     beyond, between = np.sum(gap[known] > far), np.sum((gap[known] > far / 4) & (gap[known] <= far))
     # Tokens that are computed differently are apart from the others; those of other weights differ more or less.
-    sick = exceeds(data, int(beyond), len(known), limit) and median < near and bool(between <= times * beyond)
+    unhealthy = exceeds(data, int(beyond), len(known), limit) and median < near and bool(between <= times * beyond)
     curve = Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > far, np.nan)), high=limit)
-    return Reading(share, sick, first, data.sample.worst(gap), {"median": median}, curve)
+    return Reading(share, unhealthy, first, data.sample.worst(gap), {"median": median}, curve)
 
 
 @rule(
@@ -276,13 +276,13 @@ def mismatch_rare_tokens(data: RunData, *, limit: float = 0.1, factor: float = 5
     edge = np.quantile(sample["sampler_logprob"][known], 0.1)
     rare = sample["sampler_logprob"][known] <= edge
     low, rest = float(gap[known][rare].mean()), float(gap[known][~rare].mean())
-    sick = low > limit and low > factor * rest
+    unhealthy = low > limit and low > factor * rest
     worst = sample.worst(np.where(sample["sampler_logprob"] <= edge, gap, np.nan))
     words = {"times": low / max(rest, 1e-9)}
     curve = Curve(by_tenth(sample["sampler_logprob"], gap), high=limit, along=TENTHS)
     everything = data.whole.sample
     course = everything.mean_by_step(np.where(everything["sampler_logprob"] <= edge, _gap(everything), np.nan))
-    return Reading(low, sick, int(sample.rows.steps[0]), worst, words, curve, course)
+    return Reading(low, unhealthy, int(sample.rows.steps[0]), worst, words, curve, course)
 
 
 @rule(
@@ -327,11 +327,11 @@ def precision_noise(data: RunData, *, limit: float = 0.99) -> Reading | None:
         return None
     found = float(np.corrcoef(ours, theirs)[0, 1])
     balance = float(np.mean(sample["sampler_gap"][mine] > 0))
-    sick = found < limit and 0.25 < balance < 0.75
+    unhealthy = found < limit and 0.25 < balance < 0.75
     off = np.full(len(sample), np.nan)
     off[mine] = np.abs(ours - theirs)
     curve = Curve(_correlation(sample), low=limit)
-    return Reading(found, sick, int(sample.rows.steps[0]), sample.worst(off), curve=curve)
+    return Reading(found, unhealthy, int(sample.rows.steps[0]), sample.worst(off), curve=curve)
 
 
 def _correlation(sample: Sample) -> Series:
@@ -372,10 +372,10 @@ def retokenised(data: RunData, *, limit: float = Share(0.01), near: float = 0.1,
         return None
     share = Share(len(found) / looked)
     # If hardly any response agrees throughout, the two policies differ, and tokenisation is not the cause.
-    sick = exceeds(data, len(found), looked, limit) and len(found) >= 3 and agree > 0.5 * looked
+    unhealthy = exceeds(data, len(found), looked, limit) and len(found) >= 3 and agree > 0.5 * looked
     wrong = np.isin(np.arange(len(sample.rows)), found)
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
-    return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.rows.evidence(found), curve=curve)
+    return Reading(share, unhealthy, earliest(sample.rows.step[wrong]), sample.rows.evidence(found), curve=curve)
 
 
 def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:

@@ -81,18 +81,18 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
     reward = _trimmed(within(rows, rows["reward"]))
     left, places, apart = _left_among_equals(rows)
     course: Series | None = rows.by_step(apart)
-    what, sick = "Equal responses to the same prompt get different rewards", left > equals and _lasts(rows, equals)
+    what, unhealthy = "Equal responses to the same prompt get different rewards", left > equals and _lasts(rows, equals)
     if np.isnan(left) and data.whole is data:  # later, the reward may have risen as far as it can
         early = rows.step <= np.median(rows.steps)  # responses still differ
         left, places, course = _left_by_words(rows, reward, early), np.arange(len(rows)), None
         what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
-        sick = left > others and _moves_in_vain(data)
-    silent = None if sick or left <= others or course is not None else _silent(data)
+        unhealthy = left > others and _moves_in_vain(data)
+    silent = None if unhealthy or left <= others or course is not None else _silent(data)
     if np.isnan(left) and not (silent and data.whole is data and len(rows) >= MIN_ROLLOUTS):
         return None
     undecided = silent or (LOST if course is None and _is_lost(rows, reward, left, others) else None)
     words, first = {"what": Phrase(what)}, int(rows.steps[0])
-    return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
+    return Reading(Share(left), unhealthy, first, rows.evidence(places), words, course=course, undecided=undecided)
 
 
 def _lasts(rows: Rows, equals: float) -> bool:

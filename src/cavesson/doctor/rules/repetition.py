@@ -97,10 +97,12 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
     before, now = (share_of(has[part], rewards.prompt[part]) for part in (early, late))
     clear, effects = clear_of(data.chance, 1), Effects(rewards, length, late)
-    sick = now.value > factor * before.value and grows(before, now, clear) and effects.explained(has, clear) > least
+    unhealthy = (
+        now.value > factor * before.value and grows(before, now, clear) and effects.explained(has, clear) > least
+    )
     points = rows.by_step(has.astype(float))
     high = factor * before.value
-    first = since(points, smoothed(points).value > high, 4) if sick else None
+    first = since(points, smoothed(points).value > high, 4) if unhealthy else None
     what = Phrase("of the responses repeat one of their last two words and get a higher reward for it")
     said: Words = {"before": Share(before.value), "what": what}
     evidence = rows.highest(np.where(late & has, rows["reward"], -np.inf))

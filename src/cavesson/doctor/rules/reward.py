@@ -59,7 +59,7 @@ def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | No
     if count[count >= 2].sum() < 40 or np.var(value[there]) < 1e-10:
         return None
     share, error, inside = _between(key, value[there])
-    sick = share - NormalDist().inv_cdf(1 - data.chance) * error > limit
+    unhealthy = share - NormalDist().inv_cdf(1 - data.chance) * error > limit
     mean = np.bincount(key, value[there]) / count
     order = np.argsort(mean)
     chance = float(np.sqrt(inside / np.median(count)))
@@ -68,8 +68,8 @@ def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | No
     name = Phrase("mean reward of each prompt − that of its step; green: range expected by chance for equal prompts")
     along = Phrase("prompts, in ascending order of reward")
     curve = Curve(Series(np.arange(1, len(order) + 1), mean[order]), -2 * chance, 2 * chance, name, along)
-    course = _course(data.whole) if sick else None
-    return Reading(Share(share), sick, int(rows.steps[0]), rows.evidence(shown), curve=curve, course=course)
+    course = _course(data.whole) if unhealthy else None
+    return Reading(Share(share), unhealthy, int(rows.steps[0]), rows.evidence(shown), curve=curve, course=course)
 
 
 def _course(data: RunData) -> Series:
@@ -140,8 +140,8 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5), nearly: fl
     share = Share(points.after(first).value.mean())  # that a few steps exceed the limit can be chance
     # Pairs, or a reward that few responses get, leave many groups equal although prompts are neither too easy nor hard.
     by_chance = mean_by_step(found.step, equal_by_chance(data.rows, data.rows["reward"], found)).after(first)
-    sick = first is not None and share > (nearly if by_chance.value.mean() > limit else limit)
-    return Reading(share, sick, first, data.step_evidence([first]), curve=Curve(points, high=limit))
+    unhealthy = first is not None and share > (nearly if by_chance.value.mean() > limit else limit)
+    return Reading(share, unhealthy, first, data.step_evidence([first]), curve=Curve(points, high=limit))
 
 
 def _has_risen(rows: Rows) -> bool:
@@ -193,8 +193,8 @@ def reward_outliers(data: RunData, *, limit: float = 15.0, rare: float = Share(1
     curve = Curve(data.rows.by_step(distance, np.max), high=limit)
     between = of_events(data.rows.by_step(reward), np.unique(data.rows.step[beyond]))
     evidence = data.rows.evidence(worst)
-    sick = len(beyond) >= 2 and len(beyond) >= rare * len(known)
-    return Reading(float(away.max()), sick, first, evidence, words, curve, between=between)
+    unhealthy = len(beyond) >= 2 and len(beyond) >= rare * len(known)
+    return Reading(float(away.max()), unhealthy, first, evidence, words, curve, between=between)
 
 
 def _are_verdicts(reward: Array) -> Array:
@@ -227,13 +227,13 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     best = int(np.argmax(smooth.value))
     fall, gain = float(smooth.value[best] - smooth.value[-1]), float(train.last() - train.first())
     size = max(abs(float(smooth.value[best] - smooth.value[0])), float(np.nanstd(data.evaluation["reward"])) / 4)
-    sick = fall > limit * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
+    unhealthy = fall > limit * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
     # The maximum of many noisy values is above what any of them is in truth.
     peak, end = held_out.step[max(0, best - 1) : best + 2], held_out.step[-2:]
-    sick = sick and _fall_in_errors(data.evaluation, peak, end) > clear_of(data.chance, len(held_out))
+    unhealthy = unhealthy and _fall_in_errors(data.evaluation, peak, end) > clear_of(data.chance, len(held_out))
     evidence = data.evaluation.evidence(np.searchsorted(data.evaluation.step, smooth.step[[best, -1]]))
     curve = Curve(held_out, name=Phrase("held-out reward"))
-    return Reading(fall, sick, int(smooth.step[best]), evidence, {"gain": gain}, curve)
+    return Reading(fall, unhealthy, int(smooth.step[best]), evidence, {"gain": gain}, curve)
 
 
 def _fall_in_errors(rows: Rows, early: Array, late: Array) -> float:
@@ -273,10 +273,10 @@ def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: floa
     shares = {name: _explained(values, reward) for name, values in parts.items()}
     part = max(shares, key=lambda name: shares[name])
     others = max(share for name, share in shares.items() if name != part)
-    sick = shares[part] > limit and others < other
+    unhealthy = shares[part] > limit and others < other
     evidence = rows.highest(np.abs(parts[part]))
     curve = Curve(_explained_by_step(rows, parts[part], reward), high=limit)
-    return Reading(Share(shares[part]), sick, int(rows.steps[0]), evidence, {"part": part}, curve)
+    return Reading(Share(shares[part]), unhealthy, int(rows.steps[0]), evidence, {"part": part}, curve)
 
 
 @rule(
@@ -381,13 +381,13 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
         return None
     share, before, after = spread.last() / spread.first(), different.first(), different.last()
     mean = rows.mean("reward")
-    sick = share < limit and after < 0.5 * before and mean.last() > mean.first()
+    unhealthy = share < limit and after < 0.5 * before and mean.last() > mean.first()
     relative = Series(spread.step, spread.value / spread.first())
     curve = Curve(relative, low=limit, name=Phrase("standard deviation of the reward / at the start"))
     first = since(spread, spread.value < 0.2 * spread.first(), 3)
     evidence = data.step_evidence(spread.step[-1:])
     words = {"share": Percent(share), "before": before, "after": after}
-    return Reading(mean.last(), sick, first, evidence, words, curve)
+    return Reading(mean.last(), unhealthy, first, evidence, words, curve)
 
 
 @rule(
@@ -429,6 +429,6 @@ def _fall(data: RunData) -> Reading:
     fallen = min(before - 0.4 * max(spread, 1e-9), (before + start) / 2)  # in a part of the run: half of its gain
     # The reward can fall at once and stay low; it must still be low at the end.
     first = since(points, smoothed(points).value < fallen, max(5, len(points) // 4))
-    sick = first is not None and now < fallen and is_lower(data, points, first)
+    unhealthy = first is not None and now < fallen and is_lower(data, points, first)
     evidence = data.step_evidence(points.step[-1:])
-    return Reading(now, sick, first, evidence, {"before": before}, Curve(points, low=fallen))
+    return Reading(now, unhealthy, first, evidence, {"before": before}, Curve(points, low=fallen))

@@ -116,20 +116,20 @@ def filtered_sampling(data: RunData) -> Reading | None:
         # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
         # What it keeps is probable: tokens that surprise more than the entropy says are scored as other ones.
         surprises = gap is not None and gap[0] > max(NOISE * gap[1], SURPRISE)
-        sick = found.below < 0.05 and not surprises and banned_until(data) is None
+        unhealthy = found.below < 0.05 and not surprises and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
-        sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE) and is_from_start(points, gap[0])
+        unhealthy = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE) and is_from_start(points, gap[0])
         seen, began = gap[0], since(points, smoothed(points).value < gap[0] / 2, 3)
         first = first if began is None else began
     elif found is not None:
-        sick, seen = False, -found.size
+        unhealthy, seen = False, -found.size
     else:
         return None
     named = filters({name: data.setting(f"config.sampling.{name}") for name in PURE})
     words: Words = {"gap": abs(seen), "setting": f" ({', '.join(named)})" if named else ""}
     curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
-    return Reading(seen, sick, first, sample.rows.evidence(range(len(sample.rows))), words, curve)
+    return Reading(seen, unhealthy, first, sample.rows.evidence(range(len(sample.rows))), words, curve)
 
 
 def is_from_start(points: Series, mean: float) -> bool:
@@ -224,7 +224,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form and asked != 0
     perhaps = piled and (_leaves_gap(counts, least) or _have_form(rows, length, least))
     begin = _begin_to_end(data, counts, least, first)
-    sick = (until is not None and until >= 2) or (piled and not perhaps) or (begin > limit and asked != 0)
+    unhealthy = (until is not None and until >= 2) or (piled and not perhaps) or (begin > limit and asked != 0)
     words: Words = {
         "least": least,
         "pile": Share(counts[least] / len(known)),
@@ -237,7 +237,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     short = np.where(np.isfinite(lengths), lengths < (least if until is None else until), np.nan)
     between = None if began is None else (began, began)
     course, undecided = data.rows.by_step(-short), PERHAPS_FORM if perhaps else None
-    return Reading(max(pile, begin), sick, first, evidence, words, curve, course, between, undecided=undecided)
+    return Reading(max(pile, begin), unhealthy, first, evidence, words, curve, course, between, undecided=undecided)
 
 
 def _leaves_gap(counts: Array, least: int) -> bool:
@@ -307,8 +307,8 @@ def padding_counted(data: RunData) -> Reading | None:
     ours, whole, logged = together(*by_step)
     off = logged.value - ours.value
     away, near = float(np.median(np.abs(off))), float(np.median(np.abs(logged.value - whole.value)))
-    sick = away > 0.05 and near < 0.1 * away
+    unhealthy = away > 0.05 and near < 0.1 * away
     words = {"own": float(np.median(ours.value)), "all": float(np.median(whole.value))}
     outside = sample.spans(np.flatnonzero(~sample.trained & (np.abs(values) > 0.01)))
     curve = Curve(Series(logged.step, off), 0.0, 0.0)
-    return Reading(float(np.median(off)), sick, int(sample.rows.steps[0]), outside, words, curve)
+    return Reading(float(np.median(off)), unhealthy, int(sample.rows.steps[0]), outside, words, curve)

@@ -49,8 +49,8 @@ def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | Non
     first = since(points, smoothed(points).value > limit, min(5, len(points)))
     seen = Share(points.after(first).value.mean())
     evidence = rows.evidence(np.flatnonzero(empty | aborted))
-    sick = first is not None and (bool(aborted.any()) or not _others_fall(rows, empty, first))
-    return Reading(seen, sick, first, evidence, curve=Curve(points, high=limit))
+    unhealthy = first is not None and (bool(aborted.any()) or not _others_fall(rows, empty, first))
+    return Reading(seen, unhealthy, first, evidence, curve=Curve(points, high=limit))
 
 
 def _others_fall(rows: Rows, empty: Array, first: int) -> bool:
@@ -99,8 +99,8 @@ def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float
     high = max(limit, before + growth)
     first = since(points, smoothed(points).value > high, 4)
     words = {"share": share, "before": before}
-    curve, sick = Curve(points, high=high), first is not None and share > high
-    return Reading(share, sick, first, data.step_evidence([first]), words, curve)
+    curve, unhealthy = Curve(points, high=high), first is not None and share > high
+    return Reading(share, unhealthy, first, data.step_evidence([first]), words, curve)
 
 
 @rule(
@@ -154,11 +154,11 @@ def stalls(data: RunData, *, limit: float = 6.0, shortest: float = 5.0) -> Readi
     over = later.value / np.median(later.value)
     worst = int(np.argmax(over))
     # Short steps vary due to noise of the machine alone.
-    sick = bool(over[worst] > limit and later.value[worst] > shortest)
+    unhealthy = bool(over[worst] > limit and later.value[worst] > shortest)
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}
     curve = Curve(Series(later.step, over), high=limit)
-    return Reading(float(over[worst]), sick, step, data.step_evidence([step]), words, curve, between=(step, step))
+    return Reading(float(over[worst]), unhealthy, step, data.step_evidence([step]), words, curve, between=(step, step))
 
 
 def _slowest_phase(data: RunData, step: int) -> str:

@@ -52,11 +52,13 @@ def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02)
     # Different weights shift tokens regardless of probability; surprise − entropy must have the matching sign as well.
     agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
     off = not low <= temperature <= high and LOWEST < temperature < HIGHEST and worth > 0.3
-    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees) and _holds(sample, temperature)
+    unhealthy = (
+        off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees) and _holds(sample, temperature)
+    )
     name = Phrase("log π_sampler − log π, mean over each tenth of the tokens")
     curve = Curve(by_tenth(sample["logprob"], -sample["sampler_gap"]), 0.0, 0.0, name, TENTHS)
     evidence = sample.rows.evidence(range(len(sample.rows)))
-    return Reading(temperature, sick, first, evidence, {"temperature": temperature}, curve)
+    return Reading(temperature, unhealthy, first, evidence, {"temperature": temperature}, curve)
 
 
 def _from_entropies(data: RunData, low: float, high: float) -> Reading | None:
@@ -73,11 +75,11 @@ def _from_entropies(data: RunData, low: float, high: float) -> Reading | None:
     gap = (surprise - entropy)[begins]
     noise = NOISE * float(gap.std()) / max(len(gap), 1) ** 0.5
     agrees = gap.mean() < -noise if temperature < 1 else gap.mean() > noise
-    sick = not low <= temperature <= high and bool(agrees)
+    unhealthy = not low <= temperature <= high and bool(agrees)
     points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
     evidence = sample.rows.evidence(range(len(sample.rows)))
-    return Reading(temperature, sick, int(sample.rows.steps[0]), evidence, {"temperature": temperature}, curve)
+    return Reading(temperature, unhealthy, int(sample.rows.steps[0]), evidence, {"temperature": temperature}, curve)
 
 
 def fitted_temperature(sample: Sample) -> tuple[float, float] | None:

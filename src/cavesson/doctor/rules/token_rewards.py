@@ -73,9 +73,9 @@ def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Re
         ": the sign is flipped, so the policy is rewarded for moving away from the reference" if found < 0 else ""
     )
     words: Words = {"what": what, "found": found * beta, "beta": beta, "flipped": flipped}
-    sick = found + error < low or found - error > high
+    unhealthy = found + error < low or found - error > high
     first = int(data.sample.rows.steps[0])
-    return Reading(found, sick, first, evidence, words, replace(curve, low=low, high=high))
+    return Reading(found, unhealthy, first, evidence, words, replace(curve, low=low, high=high))
 
 
 class _Seen(NamedTuple):
@@ -170,9 +170,9 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     if not len(there):
         return None
     wrong = np.isin(np.arange(len(sample.rows)), sample.line[elsewhere])
-    share, sick = Share(wrong.sum() / len(there)), exceeds(data, wrong.sum(), len(there), limit)
+    share, unhealthy = Share(wrong.sum() / len(there)), exceeds(data, wrong.sum(), len(there), limit)
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
-    return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
+    return Reading(share, unhealthy, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
 
 
 @rule(
@@ -205,11 +205,11 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
         return None
     miss = np.abs(total - score) / (np.abs(score) + 1)
     wrong = there & (miss > tolerance)
-    share, sick = Share(wrong.sum() / there.sum()), exceeds(data, wrong.sum(), there.sum(), limit)
+    share, unhealthy = Share(wrong.sum() / there.sum()), exceeds(data, wrong.sum(), there.sum(), limit)
     words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
     worst = sample.rows.evidence(np.flatnonzero(wrong)[np.argsort(-miss[wrong])])
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
-    return Reading(share, sick, earliest(sample.rows.step[wrong]), worst, words, curve)
+    return Reading(share, unhealthy, earliest(sample.rows.step[wrong]), worst, words, curve)
 
 
 @rule(

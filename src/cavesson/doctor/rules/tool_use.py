@@ -77,9 +77,9 @@ def tool_never_called(data: RunData, *, limit: float = Share(0.0)) -> Reading | 
         # A tool that was hardly ever called may not be called in a third of the run by chance.
         is_known = not calls.any() or (1 - before) ** late.sum() < data.chance
         first = since(points, points.value <= limit, min(4, len(points)))
-        sick = is_known and share <= limit and first is not None
+        unhealthy = is_known and share <= limit and first is not None
         words: Words = {"tool": tool, "before": before}
-        found.append(Reading(share, sick, first, data.step_evidence([first]), words, Curve(points, low=1e-3)))
+        found.append(Reading(share, unhealthy, first, data.step_evidence([first]), words, Curve(points, low=1e-3)))
     return min(found, key=lambda one: (not one.unhealthy, one.seen)) if found else None
 
 
@@ -115,9 +115,9 @@ def tool_always_called(
         first = since(points, smoothed(points).value > limit, min(4, len(points)))
         earned = _earned(reward[there & calls], reward[there & ~calls])
         useless = earned < gain * float(np.std(rows["reward"][there]))
-        sick = first is not None and share > limit and before < start and useless
+        unhealthy = first is not None and share > limit and before < start and useless
         words: Words = {"tool": tool, "before": before}
-        found.append(Reading(share, sick, first, data.step_evidence([first]), words, Curve(points, high=limit)))
+        found.append(Reading(share, unhealthy, first, data.step_evidence([first]), words, Curve(points, high=limit)))
     return max(found, key=lambda one: (one.unhealthy, one.seen)) if found else None
 
 
@@ -161,10 +161,10 @@ def turn_limit(data: RunData, *, limit: float = Share(0.5), growth: float = Shar
         else since(points, smoothed(points).value > high, min(4, len(points)))
     )
     evidence = rows.evidence(np.flatnonzero(at_limit & (rows.step >= (first or 0))))
-    sick = first is not None and share > high
+    unhealthy = first is not None and share > high
     which = Phrase("the episodes with calls") if is_cut else Phrase("the episodes")
     words: Words = {"before": before, "which": which}
-    return Reading(share, sick, first, evidence, words, Curve(points, high=high))
+    return Reading(share, unhealthy, first, evidence, words, Curve(points, high=high))
 
 
 def _calling(turns: Turns) -> Array:
@@ -227,8 +227,8 @@ def reward_ignores_results(data: RunData, *, limit: float = 0.25) -> Reading | N
     gain = max(found, key=lambda one: (one.value >= limit, one.most < limit, one.value))
     undecided = FEW if gain.most >= limit > gain.value and not is_used else None
     since_when, words = int(rows.step[gain.bad[0]]), {"contrast": gain.contrast}
-    sick = gain.most < limit and not is_used
-    return Reading(gain.value, sick, since_when, rows.evidence(gain.bad), words, undecided=undecided)
+    unhealthy = gain.most < limit and not is_used
+    return Reading(gain.value, unhealthy, since_when, rows.evidence(gain.bad), words, undecided=undecided)
 
 
 class _Gain(NamedTuple):

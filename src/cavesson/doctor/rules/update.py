@@ -50,9 +50,9 @@ def ratio_blow_up(
     bad_ratio = ratio.step[(ratio.value > high) | (ratio.value < low)]
     bad = np.union1d(bad_ratio, skipped.step[skipped.value > 0])
     largest = float(ratio.value.max())
-    sick = len(bad) >= max(2, often * len(ratio.after(earliest(bad)))) or largest > limit
+    unhealthy = len(bad) >= max(2, often * len(ratio.after(earliest(bad)))) or largest > limit
     words = {"skipped": Phrase(", and mini-batches are skipped" if np.any(skipped.value > 0) else "")}
-    return Reading(largest, sick, earliest(bad), data.step_evidence(bad), words, Curve(ratio, low, high))
+    return Reading(largest, unhealthy, earliest(bad), data.step_evidence(bad), words, Curve(ratio, low, high))
 
 
 @rule(
@@ -148,8 +148,8 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
         return None
     share = Share(empty.value.mean())
     bad = empty.step[empty.value > 0]
-    sick = exceeds(data, len(bad), len(empty), limit)
-    return Reading(share, sick, earliest(bad), data.step_evidence(bad), curve=Curve(empty, high=limit))
+    unhealthy = exceeds(data, len(bad), len(empty), limit)
+    return Reading(share, unhealthy, earliest(bad), data.step_evidence(bad), curve=Curve(empty, high=limit))
 
 
 @rule(
@@ -257,9 +257,9 @@ def advantage_sign(data: RunData, *, limit: float = Share(0.01)) -> Reading | No
     wrong = np.flatnonzero(opposite == 1)
     judged = max(1, int(np.isfinite(opposite).sum()))
     first = since(points, points.value > limit, 3)
-    sick = first is not None and exceeds(data, len(wrong), judged, limit)
+    unhealthy = first is not None and exceeds(data, len(wrong), judged, limit)
     words: Words = {"how": how}
-    return Reading(Share(len(wrong) / judged), sick, first, sample.spans(wrong), words, Curve(points, high=limit))
+    return Reading(Share(len(wrong) / judged), unhealthy, first, sample.spans(wrong), words, Curve(points, high=limit))
 
 
 def _something_else(sample: Sample, steps: Array) -> tuple[Series, Phrase] | None:
@@ -352,8 +352,8 @@ def likelihood_displacement(data: RunData, *, limit: float = 0.5) -> Reading | N
     if len(points) < 20:
         return None
     found = trend(points)
-    sick = found.change < -limit and found.p < data.chance and not pays(data.whole)
+    unhealthy = found.change < -limit and found.p < data.chance and not pays(data.whole)
     first = since(points, points.value < points.first() - limit / 2, 5)
     evidence = data.step_evidence(points.step[-1:])
     curve = Curve(points, name=Phrase("mean log-probability of tokens with a positive advantage"))
-    return Reading(-found.change, sick, first, evidence, curve=curve)
+    return Reading(-found.change, unhealthy, first, evidence, curve=curve)

@@ -153,10 +153,12 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     # off further, has another fault.
     usual = float(np.median(np.abs(distance.value[:FEW])))
     stays = limit < usual < 2 * abs(away) and not _never_learns(data)
-    sick = abs(away) > limit and random_head and stays
+    unhealthy = abs(away) > limit and random_head and stays
     name = Phrase("mean(V − G) / standard deviation of G at the first step")
     evidence = sample.rows.evidence(range(len(sample.rows)))
-    return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -limit, limit, name))
+    return Reading(
+        abs(away), unhealthy, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -limit, limit, name)
+    )
 
 
 @rule(

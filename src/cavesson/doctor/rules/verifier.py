@@ -125,19 +125,19 @@ def _dead(
     if not exceeds(data, has_floor.sum(), len(step), limit):
         first = _dead_since(points, step, has_floor, limit, data.chance) or first
     share = Share(has_floor[step >= first].mean())
-    sick = bool(share > limit and points.last() > end)
+    unhealthy = bool(share > limit and points.last() > end)
     earlier = everything.value[everything.step < first]
     if len(earlier):  # later, all responses may also have the highest reward
-        sick = sick and bool(floor < earlier.mean())
+        unhealthy = unhealthy and bool(floor < earlier.mean())
         # A verifier fails at once. Where the passes became fewer before, the policy has lost what it could do.
         alive = mean_by_step(everything.step, (everything.value > floor).astype(float))
-        sick = sick and not _dwindles(alive.where(alive.step < first), 1 - limit)
+        unhealthy = unhealthy and not _dwindles(alive.where(alive.step < first), 1 - limit)
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
     # From the start, it may be that no response has deserved more, unless the right answer is among them.
     severity: Severity | None = None if len(earlier) or has_answers(data) else "warning"
-    return Reading(share, sick, first, data.step_evidence([first]), words, curve, severity=severity)
+    return Reading(share, unhealthy, first, data.step_evidence([first]), words, curve, severity=severity)
 
 
 def _dwindles(alive: Series, few: float) -> bool:
