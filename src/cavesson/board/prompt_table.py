@@ -69,7 +69,7 @@ def table_of(run: OpenRun, snapshot: Snapshot, split: Split) -> PromptTable:
         known = old if old is not None and old.rows <= snapshot.rows else _empty()
         return _grown(known, snapshot, split)
 
-    return run.cache.latest("prompt table", (snapshot.state.dead, split), renewed)
+    return run.prompt_tables.latest("prompt table", (snapshot.state.dead, split), renewed)
 
 
 def solved_from(run: OpenRun, snapshot: Snapshot, split: Split, table: PromptTable) -> float | None:

@@ -90,6 +90,8 @@ class OpenRun:
         self._stamp: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self.cache = Cache()
+        self.prompt_tables = Cache()
+        """Apart from the other results: a search must not wait for them."""
         self.searching: object = None
         """What was searched for last; whatever else is looked for waits until somebody asks for it again."""
 
@@ -117,7 +119,7 @@ class OpenRun:
             self.record = open_run(self.record.folder, allow_remote=self.allow_remote)
         if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
             # The same file names have different content now.
-            self.cache = Cache()
+            self.cache, self.prompt_tables = Cache(), Cache()
             dictionary.cache_clear()
             read_counts.cache_clear()
 

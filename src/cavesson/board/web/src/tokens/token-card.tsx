@@ -79,7 +79,15 @@ function quoted(text: string): string {
 }
 
 /** Metrics whose sum over the response means something. */
-const ADDS_UP = new Set(["kl_k1", "logprob", "ref_logprob", "teacher_kl", "teacher_logprob", "token_reward", "sampler_gap"]);
+const ADDS_UP = new Set([
+  "kl_k1",
+  "logprob",
+  "ref_logprob",
+  "teacher_kl",
+  "teacher_logprob",
+  "token_reward",
+  "sampler_gap",
+]);
 
 /** From so many tokens on, sums take long enough to be felt. */
 const LONG = 4000;
