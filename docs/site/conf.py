@@ -14,12 +14,12 @@ release = metadata.version("cavesson")
 root_doc = "docs/index"
 include_patterns = [
     "docs/**", "benchmarks/*.md", "benchmarks/**/*.md", "CONTRIBUTING.md", "CHANGELOG.md",
-    "src/cavesson/board/web/README.md",
+    "src/cavesson/board/web/README.md", "examples/notebooks/*.ipynb",
 ]  # fmt: skip
 # The pages of findings are reached from their index by symptom.
 suppress_warnings = ["toc.not_included"]
 exclude_patterns = ["docs/site/**", "**/results.md", "**/remarks.md", "**/peers.md"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "reference", "agents"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "reference", "agents"]
 
 html_theme = "furo"
 html_title = f"Cavesson {release}"
@@ -30,6 +30,14 @@ html_show_sphinx = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
+# Notebooks are kept without outputs. The one that only reads runs when the site is built; those that train, in tests.
+nb_execution_mode = "force"
+nb_execution_excludepatterns = [
+    "examples/notebooks/train_and_look.ipynb",
+    "examples/notebooks/an_agent_with_a_tool.ipynb",
+]
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
 # In docstrings, `name` is code, as in the Markdown of the pages.
 default_role = "code"
 autodoc_member_order = "bysource"
