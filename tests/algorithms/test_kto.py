@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from cavesson.algorithms.kto import KTO
 from cavesson.algorithms.reference_point import _others
 from cavesson.errors import UserError
+from cavesson.findings.finding import Finding
+from cavesson.findings.settings import label_balance
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.train.run import Training
 from cavesson.types import Batch, ResponseScores
@@ -252,3 +254,24 @@ def test_rows_of_a_mix_have_their_places(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     result = finish("kto", tmp_path, labelled(2), steps=1, batch_size=12, data__path=None, data__mix=sources)
     assert result.metrics[0]["loss/total"] == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "weights", "healthy"),
+    [
+        ((50, 50), (1.0, 1.0), True),
+        ((40, 30), (1.0, 1.0), True),  # 4/3
+        ((41, 30), (1.0, 1.0), False),
+        ((49, 50), (1.0, 1.0), False),
+        ((10, 90), (9.0, 1.0), True),
+        ((10, 90), (1.0, 0.1), True),  # 10/9
+        ((10, 90), (1.0, 1.0), False),
+    ],
+)
+def test_labels_balance_from_one_to_four_thirds(
+    counts: tuple[int, int], weights: tuple[float, float], healthy: bool
+) -> None:
+    found = label_balance(*counts, *weights)
+    assert isinstance(found, Finding) != healthy
+    if isinstance(found, Finding):  # the weight that it names is one that it accepts
+        assert not isinstance(label_balance(*counts, float(found.fix.split(" = ")[1]), weights[1]), Finding)
