@@ -243,6 +243,8 @@ def test_files_of_an_older_schema_are_read_with_nulls(folder):
         recorder.rollouts(1, *rollouts(1, 1, group=[7]))
     run = cavesson.open(folder)
     assert run.rows(["reward", "group"]).to_pylist() == [{"reward": 1.0, "group": None}, {"reward": 0.0, "group": 7}]
+    assert run.rows(["group"]).to_pylist() == [{"group": None}, {"group": 7}]
+    assert run.fetch([(1, 0), (0, 0)], ["group"]).to_pylist() == [{"group": 7}, {"group": None}]
     assert run.tokens(0)["logprob"].to_pylist() == [0.1]
     assert run.sql('SELECT step, "group", kl_k1 FROM rows ORDER BY step').fetchall() == [(0, None, None), (1, 7, None)]
     assert run.sql("SELECT logprob FROM tokens ORDER BY step").fetchall() == [(0.1,), (None,)]

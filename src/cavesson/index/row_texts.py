@@ -57,8 +57,7 @@ class RecordedTexts:
         if self.run is None:
             raise UserError(f"a filter on {name} needs the record of the run")
         column = "reward_reasons" if name == "reasons" else name
-        # A file without the column would be a table without rows, so a column that every file has is read as well.
-        texts = recorded(self.run, self.snapshot, rows, ["step", column])[column]
+        texts = recorded(self.run, self.snapshot, rows, [column])[column]
         passed = test(_lines(texts) if name == "reasons" else texts)
         return np.asarray(pc.fill_null(passed, False).to_numpy())
 

@@ -30,7 +30,7 @@ OF_ROLLOUT: dict[Kind, tuple[Sequence[Column], Sequence[Column]]] = {
 
 
 def fetched(storage: Storage, live: LiveSegments, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-    """Return the rows of some rollouts, given by step and sample, in the requested order.
+    """Return columns and the step of some rollouts, given by step and sample, in the requested order.
 
     Raises:
         UserError: The record has no such rollout.
@@ -40,7 +40,8 @@ def fetched(storage: Storage, live: LiveSegments, keys: Sequence[tuple[int, int]
     fields = [column for column in (*ROW_COLUMNS, *PLACE_COLUMNS) if column.name in columns]
     tables, which = [arrow_schema(fields).empty_table()], [np.array([], np.int64)]
     for segment in with_steps(live.rows, {step for step, _ in keys}):
-        some, at = lines_of_keys(storage, segment, columns, wanted)
+        # A table of a file that has none of the columns would have no rows.
+        some, at = lines_of_keys(storage, segment, [*columns, "step"], wanted)
         tables, which = tables + some, which + at
     there, first = np.unique(np.concatenate(which), return_index=True)  # a key that is there twice counts once
     if len(there) < len(wanted):
