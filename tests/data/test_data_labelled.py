@@ -98,6 +98,16 @@ def test_binarised_ultrafeedback_and_hh(tmp_path: Path) -> None:
     assert read(tmp_path, texts).train == expected
 
 
+@pytest.mark.parametrize("fraction", [0.2, 0.3, 0.5])
+def test_both_responses_of_a_pair_are_held_out_or_neither(tmp_path: Path, fraction: float) -> None:
+    """Of five pairs, 1, 1.5 or 2.5 are the fraction: rounded to 1, 2 and 2, with two responses each."""
+    pairs = [{"prompt": str(n), "chosen": " b", "rejected": " c"} for n in range(5)]
+    loaded = read(tmp_path, *pairs, validation=fraction)
+    held_out = [one.prompt for one in loaded.held_out]
+    assert held_out == [str(n) for n in range(5) for _ in range(2)][-2 * round(5 * fraction) :]
+    assert not {one.prompt for one in loaded.train} & {*held_out}
+
+
 def test_limits_count_rows_of_the_file(tmp_path: Path) -> None:
     assert [one.prompt for one in read(tmp_path, *PAIRS, max_rows=1).train] == ["a", "a"]
 

@@ -24,7 +24,7 @@ ARGUMENTS = ("prompts", "responses", "completions")
 """Names that rewards get other arguments under."""
 
 
-class SourceRows(Reiterable[R]):
+class SourceRows(Generic[R]):
     """The rows of one source, converted to one kind; every iteration reads them again.
 
     `tools` are offered in conversations without tools of their own. At most `limit` rows are read.
@@ -43,7 +43,15 @@ class SourceRows(Reiterable[R]):
         self.source, self.kind, self.chat, self.tools, self.stream = source, kind, chat, tools, stream
         self.usage = Usage(kind, source.columns)
         """what the columns of the rows that were read last are used for"""
-        super().__init__(lambda notes: chain.from_iterable(islice(self._converted(notes), limit)))
+        self.groups: Reiterable[list[R]] = Reiterable(lambda notes: islice(self._converted(notes), limit))
+        """the same in groups: what one row of the source gives, such as the two responses of a pair"""
+
+    def __iter__(self) -> Iterator[R]:
+        return chain.from_iterable(self.groups)
+
+    def notes(self) -> list[str]:
+        """Return remarks about rows of a complete reading; before the first one, of the latest reading so far."""
+        return self.groups.notes()
 
     def _converted(self, notes: Notes) -> Iterator[list[R]]:
         recognised: str | None = None
@@ -163,15 +171,16 @@ def load(settings: ChatSettings, kind: type[R]) -> Loaded[R]:
         )
         for source in (*wanted, *([] if apart is None else [apart]))
     ]
-    held_out = _all(read[-1]) if apart is not None else []
+    held_out = [row for group in _all(read[-1]) for row in group] if apart is not None else []
     sources = []
     for source, rows in zip(wanted, read, strict=False):
         kept: Sequence[R] | SourceRows[R] = rows
         if settings.stream:
             rows.usage = _of_first(rows)
         if not settings.stream:
-            kept, last = split(_all(rows), settings.validation, source.path)
-            held_out += last
+            first, last = split(_all(rows), settings.validation, source.path)
+            kept = [*chain.from_iterable(first)]
+            held_out += chain.from_iterable(last)
         sources.append(Source(kept, source.weight))
     return Loaded(tuple(sources), held_out, settings, tuple(read))
 
@@ -189,8 +198,9 @@ def _held_out_source(settings: ChatSettings) -> SourceSettings | None:
     )
 
 
-def _all(rows: SourceRows[R]) -> list[R]:
-    read = list(rows)
+def _all(rows: SourceRows[R]) -> list[list[R]]:
+    """Return the groups, of which no part may be held out alone."""
+    read = list(rows.groups)
     if not read:
         why = "; ".join(rows.notes())
         raise UserError(f"{rows.source.path} contains no {NAMES[rows.kind]}{why and f': {why}'}")
