@@ -49,8 +49,8 @@ def fact(text: str, name: str) -> str:
         ({**SAID, "label": False}, "", (), "kto", "3 (labelled responses)"),
         ({**SAID, "label": False}, "[kto]\nbeta = 0.2", (), "kto", "3 (labelled responses)"),
         (PAIR, "[kto]\nbeta = 0.2", (), "kto", "6 (labelled responses)"),
-        ({"prompt": "a"}, "", (), "ppo, grpo, rloo, raft", "3 (prompts)"),
-        (SAID, REWARDS, (), "ppo, grpo, rloo, raft", "3 (prompts)"),
+        ({"prompt": "a"}, "", (), "ppo, grpo, rloo, distill, raft", "3 (prompts)"),
+        (SAID, REWARDS, (), "ppo, grpo, rloo, distill, raft", "3 (prompts)"),
         (PAIR, f"{REWARDS}[raft]\nk = 2", (), "raft", "3 (prompts)"),
     ],
 )
@@ -83,7 +83,12 @@ def test_the_row_is_rendered_with_tokenizer_and_settings_of_the_recipe(tmp_path)
     [
         (SAID, "", ("--row", "4"), "there is no row 4 among 3 demonstrations"),
         (SAID, "", ("--row", "0"), "row: input should be greater than or equal to 1"),
-        (SAID, REWARDS, ("--kind", "pairs"), "ppo and grpo and rloo and raft would read prompts, and not pairs"),
+        (
+            SAID,
+            REWARDS,
+            ("--kind", "pairs"),
+            "ppo and grpo and rloo and distill and raft would read prompts, and not pairs",
+        ),
         (
             {"prompt": "a"},
             "epochs = 2",
