@@ -1,16 +1,16 @@
 """Recipes from configurations of TRL: what is read from files, and what every setting becomes."""
 
-import importlib
 import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trl_classes import config_class
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.integrations.trl_recipe.given import Given, read
+from cavesson.integrations.trl_recipe.given import TRAINERS, Given, read
 from cavesson.integrations.trl_recipe.mapping import DEFAULTS, RULES
 from cavesson.integrations.trl_recipe.recipe import recipe
 from cavesson.registry import ALGORITHMS
@@ -69,7 +69,7 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "values", "expected"),
+    ("trainer", "values", "expected"),
     [
         ("grpo", {"loss_type": "cispo", "epsilon_high": 5.0}, {"grpo": {"loss_type": "cispo", "clip_high": 4.0}}),
         ("grpo", {"scale_rewards": False}, {"grpo": {"scale": "none"}}),
@@ -94,6 +94,29 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
             {"kto": {"loss_type": "apo_zero_unpaired", "beta": 0.3, "desirable_weight": 2.0}},
         ),
         ("kto", {}, {"data": {"path": "x", "shuffle": False}}),
+        (
+            "cpo",
+            {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 1.3, "label_smoothing": 0.1},
+            {
+                "dpo": {
+                    "reference_free": True,
+                    "length_normalised": True,
+                    "beta": 2.0,
+                    "margin": 1.3,
+                    "label_smoothing": 0.1,
+                }
+            },
+        ),
+        ("cpo", {"loss_type": "simpo"}, {"dpo": {"reference_free": True, "length_normalised": True, "margin": 0.5}}),
+        ("cpo", {}, {"dpo": {"reference_free": True}}),
+        (
+            "cpo",
+            {"loss_type": "ipo", "label_smoothing": 0.1},  # which TRL ignores with this loss
+            {"dpo": {"reference_free": True, "loss_type": "ipo", "length_normalised": True}},
+        ),
+        ("cpo", {"max_length": None}, {"data": {"path": "x", "max_length": 512}}),
+        ("orpo", {}, {"dpo": {"loss_type": "orpo"}}),
+        ("orpo", {"beta": 0.2}, {"dpo": {"loss_type": "orpo", "beta": 0.2}}),
         ("distill", {}, {"sampling": {"temperature": 0.9, "max_new_tokens": 128}}),
         ("sft", {"neftune_noise_alpha": 5}, {"sft": {"neftune_alpha": 5.0}}),
         ("sft", {"train_sampling_strategy": "sequential"}, {"data": {"path": "x", "shuffle": False}}),
@@ -110,13 +133,13 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = settings(command, recipe(Given(command, {"dataset": "x", **values})), tmp_path)
+def test_what_a_setting_becomes(tmp_path: Path, trainer: str, values: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = settings(TRAINERS[trainer].command, recipe(Given(trainer, {"dataset": "x", **values})), tmp_path)
     assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("command", "values", "reason"),
+    ("trainer", "values", "reason"),
     [
         ("grpo", {"loss_type": "sapo"}, "losses are dapo, bnpo"),
         ("grpo", {"use_vllm": True, "vllm_mode": "server"}, "sampling.servers"),
@@ -127,16 +150,20 @@ def test_what_a_setting_becomes(tmp_path: Path, command: str, values: dict[str, 
         ("rloo", {"reward_clip_range": (0.0, 2.0)}, "shaping.clip is symmetric"),
         ("distill", {"seq_kd": True}, "fine-tune on the teacher's responses"),
         ("distill", {"lmbda": 0.5}, "all responses are the model's own"),
+        ("cpo", {"cpo_alpha": 1.0}, "learns the likelihood of the chosen response, too"),
+        ("cpo", {"cpo_alpha": 0.0, "loss_type": "alphapo"}, "losses are sigmoid, hinge, ipo, simpo"),
+        ("cpo", {"alpha": 0.25}, "AlphaPO is not a loss of dpo.loss_type"),
+        ("orpo", {"is_encoder_decoder": True}, "models have a decoder only"),
         ("sft", {"packing": True}, "a batch counts examples and not packed sequences"),
         ("sft", {"push_to_hub": True}, "cavesson push-to-hub"),
         ("dpo", {"train_sampling_strategy": "group_by_length"}, "rows come shuffled or in their order"),
     ],
 )
 def test_what_has_no_counterpart_is_listed_with_the_reason(
-    tmp_path: Path, command: str, values: dict[str, Any], reason: str
+    tmp_path: Path, trainer: str, values: dict[str, Any], reason: str
 ) -> None:
-    text = recipe(Given(command, {"dataset": "x", **values}))
-    settings(command, text, tmp_path)
+    text = recipe(Given(trainer, {"dataset": "x", **values}))
+    settings(TRAINERS[trainer].command, text, tmp_path)
     (line,) = [line for line in text.splitlines() if reason in line]
     assert line.startswith(f"# {list(values)[-1]} = ") or "vllm" in line
 
@@ -156,7 +183,7 @@ def test_files_of_the_command_line_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()))
     for name in ("a.json", "a.yaml"):
         given = read(tmp_path / name, None)
-        assert given.command == "grpo"
+        assert given.trainer == given.command == "grpo"
         found = settings("grpo", recipe(given), tmp_path)
         lora = {"rank": 3, "alpha": 32}  # 32 is the default of TRL's commands
         assert found["model"] == {"path": "m", "dtype": "bfloat16", "lora": lora}
@@ -166,6 +193,33 @@ def test_files_of_the_command_line_are_read(tmp_path: Path) -> None:
             "mine.rewards:short",
             "classifier",
         ]
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer"),
+    [
+        ("CPOConfig(loss_type='simpo', cpo_alpha=0.0)", "cpo"),
+        ("ORPOTrainer('m', args=ORPOConfig(beta=0.2), train_dataset=rows)", "orpo"),
+        ('{"loss_type": "simpo", "simpo_gamma": 1.0, "label_smoothing": 0.1}', "cpo"),
+        ('{"f_divergence_type": "reverse_kl"}', "dpo"),
+    ],
+)
+def test_several_trainers_become_one_command(tmp_path: Path, text: str, trainer: str) -> None:
+    path = tmp_path / ("a.json" if text[0] == "{" else "a.py")
+    path.write_text(text)
+    given = read(path, None)
+    assert (given.trainer, given.command) == (trainer, "dpo")
+    assert recipe(given).startswith("# cavesson dpo RECIPE")
+    settings("dpo", recipe(given), tmp_path)
+
+
+def test_no_setting_tells_of_a_trainer_that_another_has() -> None:
+    pytest.importorskip("trl")
+    for key, trainer in TRAINERS.items():
+        fields = set(config_class(key).__dataclass_fields__)
+        assert trainer.telling - {"teacher_model_name_or_path"} <= fields
+        for other in TRAINERS.values():
+            assert other is trainer or not other.telling & fields or (key == "distill" and other.name == "SFT")
 
 
 def test_a_script_of_a_distillation_names_its_teacher(tmp_path: Path) -> None:
@@ -195,14 +249,10 @@ def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, message: st
         read(tmp_path / name, None)
 
 
-@pytest.mark.parametrize("command", RULES)
-def test_every_field_and_default_is_that_of_trl(command: str) -> None:
+@pytest.mark.parametrize("trainer", RULES)
+def test_every_field_and_default_is_that_of_trl(trainer: str) -> None:
     trl = pytest.importorskip("trl")
-    begin = {"sft": "SFT", "reward-model": "Reward", "dpo": "DPO", "kto": "KTO", "grpo": "GRPO", "rloo": "RLOO"}.get(
-        command
-    )
-    config = getattr(trl, f"{begin}Config") if begin else importlib.import_module("trl.experimental.gkd").GKDConfig
-    fields = config.__dataclass_fields__
+    fields = config_class(trainer).__dataclass_fields__
     ours = {
         "model",
         "dataset",
@@ -214,13 +264,13 @@ def test_every_field_and_default_is_that_of_trl(command: str) -> None:
         "load_in_8bit",
         "dataset_config",
         "dataset_train_split",
-        *(("teacher_model", "num_generations") if command == "distill" else ()),
+        *(("teacher_model", "num_generations") if trainer == "distill" else ()),
     }
     former = {"warmup_ratio"}
-    assert set(RULES[command]) - ours - former <= set(fields) | set(trl.GRPOConfig.__dataclass_fields__) | set(
+    assert set(RULES[trainer]) - ours - former <= set(fields) | set(trl.GRPOConfig.__dataclass_fields__) | set(
         trl.SFTConfig.__dataclass_fields__
     )
-    for name, default in DEFAULTS[command].items() - ({("num_generations", 1)} if command == "distill" else set()):
+    for name, default in DEFAULTS[trainer].items() - ({("num_generations", 1)} if trainer == "distill" else set()):
         theirs = fields[name].default
         theirs = getattr(theirs, "value", theirs)
         assert theirs == default or fields[name].default_factory() == [default], name
@@ -255,5 +305,29 @@ def test_a_live_trainer_says_what_its_script_would(tmp_path: Path) -> None:
     assert found["kl"] == {"coef": 0.1}
     assert [one["use"] for one in found["rewards"]] == [f"{__file__}:short"]
     assert "Without a counterpart" not in text
+
+
+def test_a_live_trainer_without_a_command_of_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from trl.experimental.cpo import CPOTrainer
+
+    from cavesson.integrations.trl import recipe as of_trainer
+    from cavesson.models.tiny import tiny_model, tiny_tokenizer
+
+    config = config_class("cpo")(
+        str(tmp_path), loss_type="simpo", cpo_alpha=0.0, simpo_gamma=0.3, bf16=False, use_cpu=True, report_to="none"
+    )
+    data = pytest.importorskip("datasets").Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    trainer = CPOTrainer(tiny_model(), args=config, train_dataset=data, processing_class=tiny_tokenizer())
+    text = of_trainer(trainer)
+    found = settings("dpo", text, tmp_path)
+    assert found["dpo"] == {"reference_free": True, "length_normalised": True, "margin": 0.3}
+    assert "Without a counterpart" not in text
+
+
+def test_an_object_that_is_not_a_trainer() -> None:
+    pytest.importorskip("trl")
+    from cavesson.integrations.trl import recipe as of_trainer
+
     with pytest.raises(UserError, match="object is not a trainer of TRL with a counterpart: SFTTrainer"):
         of_trainer(object())

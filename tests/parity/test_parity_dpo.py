@@ -39,8 +39,8 @@ def test_losses_are_those_of_trl(tmp_path: Path, theirs: dict[str, Any], ours: d
 
 def test_simpo_is_that_of_trl(tmp_path: Path) -> None:
     rows, model = pairs(), save_model(tmp_path / "model")
-    given = {"beta": 2.0, "simpo_gamma": 1.3, "cpo_alpha": 0.0}
-    expected = trl_runs.simpo(str(model), rows, BATCH_SIZE, LEARNING_RATE, **given)
+    given = {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.3, "cpo_alpha": 0.0}
+    expected = trl_runs.cpo(str(model), rows, BATCH_SIZE, LEARNING_RATE, **given)
     ours = {"reference_free": True, "length_normalised": True, "beta": 2.0, "margin": 1.3}
     training = build("dpo", tmp_path / "run", model, write_rows(tmp_path / "rows.jsonl", rows), dpo=ours)
     assert losses(training, "loss/total") == pytest.approx(expected, abs=TOLERANCE)

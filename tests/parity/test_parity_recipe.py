@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 from parity_helpers import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -21,7 +22,9 @@ from parity_helpers import (
 )
 from test_parity_grpo import GROUP, LONGEST, PROMPTS, REWARD, recorded
 from test_parity_grpo import model as model  # a fixture
-from transformers import AutoTokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cavesson.config import load
 from cavesson.integrations.trl_recipe.given import Given
@@ -40,11 +43,12 @@ COMMON = {
 }
 
 
-def converted(folder: Path, command: str, values: dict[str, Any], *flags: str, **rewards: Any) -> Training:
+def converted(folder: Path, trainer: str, values: dict[str, Any], *flags: str, **rewards: Any) -> Training:
     """Our run of a configuration; the data come in their order."""
     path = folder / "recipe.toml"
-    path.write_text(recipe(Given(command, {**COMMON, "output_dir": str(folder / "run"), **values}, **rewards)))
-    return Training(load(ALGORITHMS[command].settings, path, ["--data.shuffle", "false", *flags]))
+    given = Given(trainer, {**COMMON, "output_dir": str(folder / "run"), **values}, **rewards)
+    path.write_text(recipe(given))
+    return Training(load(ALGORITHMS[given.command].settings, path, ["--data.shuffle", "false", *flags]))
 
 
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +65,11 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo, hinge": ("dpo", {"loss_type": "hinge"}),
     "dpo, ipo": ("dpo", {"loss_type": "ipo"}),
     "dpo, per token": ("dpo", {"loss_type": ["sigmoid_norm"], "adam_epsilon": 1e-6}),
+    "cpo, simpo": ("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 1.3}),
+    "cpo, simpo, smoothed": ("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "label_smoothing": 0.2}),
+    "cpo, sigmoid": ("cpo", {"cpo_alpha": 0.0}),
+    "cpo, ipo": ("cpo", {"loss_type": "ipo", "cpo_alpha": 0.0, "label_smoothing": 0.2}),
+    "cpo, hinge": ("cpo", {"loss_type": "hinge", "cpo_alpha": 0.0, "beta": 0.02}),
     "kto, defaults": ("kto", {}),
     "kto, weights and beta": ("kto", {"beta": 0.5, "desirable_weight": 0.5, "undesirable_weight": 1.5}),
     "kto, apo": ("kto", {"loss_type": "apo_zero_unpaired"}),
@@ -72,25 +81,63 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TRL = {
+    "sft": trl_runs.sft,
+    "dpo": trl_runs.dpo,
+    "cpo": trl_runs.cpo,
+    "orpo": trl_runs.orpo,
+    "kto": trl_runs.kto,
+    "reward-model": trl_runs.reward,
+}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", EXAMPLES)
 def test_examples_have_the_losses_of_trl(tmp_path: Path, case: str) -> None:
-    command, values = EXAMPLES[case]
-    is_reward = command == "reward-model"
+    trainer, values = EXAMPLES[case]
+    is_reward = trainer == "reward-model"
     folder = (save_classifier if is_reward else save_model)(tmp_path / "model")
-    rows: Sequence[dict[str, Any]] = {"sft": demonstrations, "kto": labelled}.get(command, pairs)()
+    rows: Sequence[dict[str, Any]] = {"sft": demonstrations, "kto": labelled}.get(trainer, pairs)()
     given = {"model": str(folder), "dataset": str(write_rows(tmp_path / "rows.jsonl", rows)), **values}
-    training = converted(tmp_path, command, {"learning_rate": LEARNING_RATE, **given})
-    seen = losses(training, {"sft": "loss/nll"}.get(command, "loss/total"))
+    training = converted(tmp_path, trainer, {"learning_rate": LEARNING_RATE, **given})
+    seen = losses(training, {"sft": "loss/nll"}.get(trainer, "loss/total"))
     if is_reward:  # as texts, TRL would append an end token to them
         ids = AutoTokenizer.from_pretrained(folder)
         rows = [
             {f"{one}_ids": ids(row["prompt"] + row[one])["input_ids"] for one in ("chosen", "rejected")} for row in rows
         ]
-    run = {"sft": trl_runs.sft, "dpo": trl_runs.dpo, "kto": trl_runs.kto, "reward-model": trl_runs.reward}[command]
-    expected = run(str(folder), rows, BATCH_SIZE, LEARNING_RATE, **values)
+    expected = TRL[trainer](str(folder), rows, BATCH_SIZE, LEARNING_RATE, **values)
     assert len(seen) == STEPS and abs(expected[0] - expected[-1]) > 50 * TOLERANCE
     assert seen == pytest.approx(expected, abs=TOLERANCE)
+
+
+def nll(folder: Path, row: dict[str, str]) -> tuple[Tensor, Tensor]:
+    """−log p of the tokens of a prompt, without the first, and of its chosen response with the end token."""
+    model, ids = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokens = torch.tensor([[*ids(row["prompt"] + row["chosen"])["input_ids"], ids.eos_token_id]])
+    with torch.no_grad():
+        each = cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:], reduction="none")
+    prompt = len(ids(row["prompt"])["input_ids"]) - 1
+    return each[:prompt], each[prompt:]
+
+
+@pytest.mark.parametrize("trainer", ["cpo", "orpo"])
+def test_the_likelihood_is_what_trl_adds_to_losses_without_a_reference(tmp_path: Path, trainer: str) -> None:
+    """CPO adds the mean over all tokens of chosen responses; ORPO's mean is over those of their prompts, too.
+
+    Our ORPO takes the mean of every chosen response, then over the pairs.
+    """
+    folder, rows = save_model(tmp_path / "model"), pairs(BATCH_SIZE)
+    given = {"model": str(folder), "dataset": str(write_rows(tmp_path / "rows.jsonl", rows)), "max_steps": 1}
+    (seen,) = losses(converted(tmp_path, trainer, {"learning_rate": LEARNING_RATE, **given}), "loss/total")
+    (expected,) = TRL[trainer](str(folder), rows, BATCH_SIZE, LEARNING_RATE)
+    prompts, responses = zip(*(nll(folder, row) for row in rows), strict=True)
+    if trainer == "cpo":
+        added = torch.cat(responses).mean()
+    else:
+        added = torch.cat([*prompts, *responses]).mean() - torch.stack([one.mean() for one in responses]).mean()
+    assert abs(added) > 50 * TOLERANCE
+    assert expected - seen == pytest.approx(added.item(), abs=TOLERANCE)
 
 
 def test_trls_warm_up_begins_at_rate_0(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from trl import (
     SFTTrainer,
 )
 from trl.experimental.cpo import CPOConfig, CPOTrainer
-from trl.experimental.orpo import ORPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 Row = dict[str, str]
 Pair = dict[str, Any]
@@ -82,9 +82,14 @@ def kto(folder: str, rows: Sequence[Pair], batch_size: int, learning_rate: float
     )
 
 
-def simpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
+def cpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt`, `chosen` and `rejected`, in their order."""
-    return _without_reference(CPOTrainer, CPOConfig, folder, rows, batch_size, learning_rate, loss_type="simpo", **more)
+    return _without_reference(CPOTrainer, CPOConfig, folder, rows, batch_size, learning_rate, **more)
+
+
+def orpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
+    """Rows of `prompt`, `chosen` and `rejected`, in their order."""
+    return _without_reference(ORPOTrainer, ORPOConfig, folder, rows, batch_size, learning_rate, **more)
 
 
 def odds_ratio_losses(chosen: torch.Tensor, rejected: torch.Tensor, beta: float) -> torch.Tensor:
@@ -97,7 +102,7 @@ def odds_ratio_losses(chosen: torch.Tensor, rejected: torch.Tensor, beta: float)
 def _without_reference(
     trainer: Any, config: Any, folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any
 ) -> list[float]:
-    args = config(**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more)
+    args = config(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
     return _losses(
         trainer(_causal(folder), args=args, train_dataset=_dataset(rows), processing_class=_tokenizer(folder))
     )

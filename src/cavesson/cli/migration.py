@@ -17,7 +17,9 @@ def from_trl(
     recipe: Annotated[Path | None, typer.Argument(help="The recipe to write; without it, it is printed.")] = None,
     trainer: Annotated[
         str | None,
-        typer.Option(help="sft, reward-model, dpo, kto, grpo, rloo or distill, if the configuration does not say it."),
+        typer.Option(
+            help="sft, reward-model, dpo, cpo, orpo, kto, grpo, rloo or distill, if the configuration does not say it."
+        ),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes of TRL's run.", min=1)] = 1,
 ) -> None:

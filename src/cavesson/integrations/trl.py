@@ -60,18 +60,19 @@ def recipe(trainer: Any) -> str:
     """Return a recipe of Cavesson, as TOML, that trains as a trainer of TRL does; see ``cavesson from-trl``.
 
     Args:
-        trainer: TRL's ``SFTTrainer``, ``RewardTrainer``, ``DPOTrainer``, ``GRPOTrainer`` or ``RLOOTrainer``.
+        trainer: TRL's ``SFTTrainer``, ``RewardTrainer``, ``DPOTrainer``, ``CPOTrainer``, ``ORPOTrainer``,
+            ``KTOTrainer``, ``GRPOTrainer``, ``RLOOTrainer`` or ``GKDTrainer``, or a subclass.
 
     Raises:
         UserError: The trainer is of another type.
     """
-    names = {f"{begin}Trainer": command for command, begin in TRAINERS.items()}
-    command = next((names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names), None)
-    if command is None:
+    names = {f"{one.name}Trainer": key for key, one in TRAINERS.items()}
+    key = next((names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names), None)
+    if key is None:
         raise UserError(f"{type(trainer).__name__} is not a trainer of TRL with a counterpart: {', '.join(names)}")
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
     values = {name: getattr(value, "value", value) for name, value in vars(trainer.args).items() if name in defaults}
-    given = Given(command, {name: value for name, value in values.items() if value != defaults[name]})
+    given = Given(key, {name: value for name, value in values.items() if value != defaults[name]})
     adapters = getattr(trainer.model, "peft_config", {})
     config = next(iter(adapters.values()), None)
     if config is not None:

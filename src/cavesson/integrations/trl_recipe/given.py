@@ -5,44 +5,49 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
 
+
+class Trainer(NamedTuple):
+    """One of TRL's trainers."""
+
+    command: str
+    """Ours, which trains as it does"""
+    name: str
+    """How the names of its class and its configuration begin"""
+    telling: frozenset[str]
+    """Settings that only this trainer has, for files that do not name theirs"""
+
+
 TRAINERS = {
-    "sft": "SFT",
-    "reward-model": "Reward",
-    "dpo": "DPO",
-    "kto": "KTO",
-    "grpo": "GRPO",
-    "rloo": "RLOO",
-    "distill": "GKD",
+    "sft": Trainer(
+        "sft", "SFT", frozenset({"packing", "completion_only_loss", "assistant_only_loss", "dataset_text_field"})
+    ),
+    "reward-model": Trainer("reward-model", "Reward", frozenset({"center_rewards_coefficient"})),
+    "dpo": Trainer("dpo", "DPO", frozenset({"f_divergence_type", "use_weighting"})),
+    "cpo": Trainer("dpo", "CPO", frozenset({"cpo_alpha", "simpo_gamma"})),
+    "orpo": Trainer("dpo", "ORPO", frozenset({"padding_value"})),
+    "kto": Trainer("kto", "KTO", frozenset({"desirable_weight", "undesirable_weight"})),
+    "grpo": Trainer(
+        "grpo",
+        "GRPO",
+        frozenset({"scale_rewards", "importance_sampling_level", "delta", "use_bias_correction_kl"}),
+    ),
+    "rloo": Trainer("rloo", "RLOO", frozenset({"normalize_advantages", "reward_clip_range"})),
+    "distill": Trainer("distill", "GKD", frozenset({"lmbda", "seq_kd", "teacher_model_name_or_path"})),
 }
-"""Commands, and how the names of TRL's trainers and configurations begin."""
-_TELLING = {
-    "grpo": {
-        "scale_rewards",
-        "importance_sampling_level",
-        "delta",
-        "use_bias_correction_kl",
-        "mask_truncated_completions",
-    },
-    "rloo": {"normalize_advantages", "reward_clip_range"},
-    "reward-model": {"center_rewards_coefficient"},
-    "sft": {"packing", "completion_only_loss", "assistant_only_loss", "dataset_text_field"},
-    "distill": {"lmbda", "seq_kd", "teacher_model_name_or_path"},
-    "dpo": {"label_smoothing", "f_divergence_type"},
-    "kto": {"desirable_weight", "undesirable_weight"},
-}
-"""Settings that only one trainer has, for files that do not name theirs."""
+"""By what `--trainer` calls them: our command, or the trainer's name where a command has several"""
+_CLASSES = {f"{trainer.name}{kind}": one for one, trainer in TRAINERS.items() for kind in ("Config", "Trainer")}
 
 
 @dataclass
 class Given:
     """What a configuration says."""
 
-    command: str
-    """sft, reward-model, dpo, kto, grpo, rloo or distill"""
+    trainer: str
+    """a key of TRAINERS"""
     values: dict[str, Any]
     """fields of the configuration, and what the trainer gets as `model`, `dataset` and `lora`, if that was found"""
     rewards: list[str] = field(default_factory=list)
@@ -50,13 +55,18 @@ class Given:
     unread: dict[str, str] = field(default_factory=dict)
     """arguments that are not constants, as they are written"""
 
+    @property
+    def command(self) -> str:
+        """Our command that trains so."""
+        return TRAINERS[self.trainer].command
 
-def read(path: Path, command: str | None) -> Given:
+
+def read(path: Path, trainer: str | None) -> Given:
     """Read a file.
 
     Args:
         path: .yaml, .yml, .json or .py.
-        command: whose trainer it configures; None = found out.
+        trainer: the key in TRAINERS of the trainer it configures; None = found out.
 
     Raises:
         UserError: it cannot be read, or it does not say which trainer it is for.
@@ -66,9 +76,9 @@ def read(path: Path, command: str | None) -> Given:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if path.suffix == ".py":
-        return _of_script(path, text, command)
+        return _of_script(path, text, trainer)
     values = _table(path, text)
-    return _of_command_line(command or _command_of(path, values), values)
+    return _of_command_line(trainer or _trainer_of(path, values), values)
 
 
 def _table(path: Path, text: str) -> dict[str, Any]:
@@ -85,14 +95,14 @@ def _table(path: Path, text: str) -> dict[str, Any]:
     return values
 
 
-def _command_of(path: Path, values: Mapping[str, Any]) -> str:
-    found = [command for command, names in _TELLING.items() if names & set(values)]
+def _trainer_of(path: Path, values: Mapping[str, Any]) -> str:
+    found = [key for key, trainer in TRAINERS.items() if trainer.telling & set(values)]
     if len(found) != 1:
         raise UserError(f"{path} does not say which trainer it is for: add --trainer {'|'.join(TRAINERS)}")
     return found[0]
 
 
-def _of_command_line(command: str, values: dict[str, Any]) -> Given:
+def _of_command_line(trainer: str, values: dict[str, Any]) -> Given:
     """Return what a file for `trl sft --config` and the like says, with the trainer's arguments under our names."""
     values = dict(values)
     lora = {name: values.pop(f"lora_{name}") for name in _LORA if f"lora_{name}" in values}
@@ -105,7 +115,7 @@ def _of_command_line(command: str, values: dict[str, Any]) -> Given:
     rewards = [_function(name) for name in values.pop("reward_funcs", None) or []]
     if model := values.pop("reward_model_name_or_path", None):
         rewards.append(model)
-    return Given(command, values, rewards)
+    return Given(trainer, values, rewards)
 
 
 _LORA = ("r", "alpha", "dropout", "target_modules", "modules_to_save", "task_type")
@@ -117,26 +127,25 @@ def _function(name: str) -> str:
     return f"{module or 'trl.rewards'}:{function}"
 
 
-def _of_script(path: Path, text: str, command: str | None) -> Given:
+def _of_script(path: Path, text: str, trainer: str | None) -> Given:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise UserError(f"{path}, line {error.lineno}: {error.msg}") from None
-    names = {f"{begin}{kind}": one for one, begin in TRAINERS.items() for kind in ("Config", "Trainer")}
     calls = [(_name(call), call) for call in ast.walk(tree) if isinstance(call, ast.Call)]
-    configs = [(names[name], call) for name, call in calls if name in names and name.endswith("Config")]
-    configs = [one for one in configs if command in (None, one[0])]
+    configs = [(_CLASSES[name], call) for name, call in calls if name in _CLASSES and name.endswith("Config")]
+    configs = [one for one in configs if trainer in (None, one[0])]
     if len(configs) != 1:
         found = f"{len(configs)} calls" if configs else "no call"
         raise UserError(
-            f"{path} has {found} of {', '.join(f'{begin}Config' for begin in TRAINERS.values())}; it needs one"
+            f"{path} has {found} of {', '.join(name for name in _CLASSES if name.endswith('Config'))}; it needs one"
         )
-    ((command, call),) = configs
-    given = Given(command, {})
+    ((trainer, call),) = configs
+    given = Given(trainer, {})
     given.values |= _constants(call, given.unread)
-    for name, trainer in calls:
-        if name == f"{TRAINERS[command]}Trainer":
-            _add_trainer(given, path, tree, trainer)
+    for name, made in calls:
+        if name == f"{TRAINERS[trainer].name}Trainer":
+            _add_trainer(given, path, tree, made)
     given.values |= _data(calls)
     for name, lora in calls:
         if name == "LoraConfig":

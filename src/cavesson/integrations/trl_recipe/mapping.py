@@ -266,6 +266,56 @@ DPO: dict[str, Rule] = {
 }
 
 
+def _cpo_loss(name: str, _: Values) -> dict[str, Any]:
+    losses: dict[str, dict[str, Any]] = {
+        "sigmoid": {},
+        "hinge": {"dpo.loss_type": "hinge"},
+        "ipo": {"dpo.loss_type": "ipo", "dpo.length_normalised": True},
+        "simpo": {"dpo.length_normalised": True},
+    }
+    if name not in losses:
+        raise NoCounterpart(f"losses are {', '.join(losses)}")
+    return {"dpo.reference_free": True, **losses[name]}
+
+
+def _likelihood(weight: float, _: Values) -> dict[str, Any]:
+    if weight:
+        raise NoCounterpart('only dpo.loss_type = "orpo" learns the likelihood of the chosen response, too')
+    return {}
+
+
+_SMOOTH = ("sigmoid", "simpo")
+"""Losses of CPO with a log σ, which label smoothing and, in SimPO, the margin belong to."""
+
+
+def _pair_length(length: int | None, _: Values) -> dict[str, Any]:
+    return {"data.max_length": 512 if length is None else length}  # what these trainers take for None
+
+
+_WITHOUT_REFERENCE: dict[str, Rule] = {
+    **COMMON,
+    "beta": "dpo.beta",
+    "max_length": _pair_length,
+    "max_completion_length": unless(None, "TRL limits only the responses of encoder-decoder models so"),
+    "is_encoder_decoder": unless(False, "models have a decoder only"),
+}
+
+CPO: dict[str, Rule] = {
+    **_WITHOUT_REFERENCE,
+    "loss_type": _cpo_loss,
+    "cpo_alpha": _likelihood,
+    "simpo_gamma": lambda margin, values: {"dpo.margin": float(margin)} if values["loss_type"] == "simpo" else {},
+    "label_smoothing": lambda share, values: (
+        {"dpo.label_smoothing": float(share)} if share and values["loss_type"] in _SMOOTH else {}
+    ),
+    "alpha": unless(0.0, "AlphaPO is not a loss of dpo.loss_type"),
+}
+
+ORPO: dict[str, Rule] = {
+    **_WITHOUT_REFERENCE,
+    "beta": lambda beta, _: {"dpo.loss_type": "orpo", "dpo.beta": float(beta)},
+}
+
 KTO: dict[str, Rule] = {
     **COMMON,
     "beta": "kto.beta",
@@ -438,8 +488,10 @@ DISTILL: dict[str, Rule] = {
 }
 
 RULES: dict[str, dict[str, Rule]] = {
-    "sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "kto": KTO, "grpo": GRPO, "rloo": RLOO, "distill": DISTILL
+    "sft": SFT, "reward-model": REWARD_MODEL, "dpo": DPO, "cpo": CPO, "orpo": ORPO, "kto": KTO, "grpo": GRPO,
+    "rloo": RLOO, "distill": DISTILL,
 }  # fmt: skip
+"""By the keys of `given.TRAINERS`."""
 
 _TRAINING = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
@@ -454,6 +506,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {**_TRAINING, "learning_rate": 2e-5, "max_length": 1024},
     "reward-model": {**_TRAINING, "learning_rate": 1e-4, "max_length": 1024},
     "dpo": {**_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "sigmoid"},
+    "cpo": {
+        **_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "sigmoid", "cpo_alpha": 1.0,
+        "simpo_gamma": 0.5,
+    },
+    "orpo": {**_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1},
     "kto": {
         **_TRAINING, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "kto",
         "desirable_weight": 1.0, "undesirable_weight": 1.0, "train_sampling_strategy": "sequential",
@@ -489,6 +546,14 @@ DIFFERENCES: dict[str, list[str]] = {
         _PASSES,
     ],
     "dpo": ["The reference scores all pairs once, before the first step.", _WARM_UP, _PASSES],
+    "cpo": ["Pairs of identical responses are dropped.", _WARM_UP, _PASSES],
+    "orpo": [
+        "Only chosen responses are learned, and every pair counts once; TRL learns their prompts, too, and takes the "
+        "mean over all tokens of a micro-batch.",
+        "Pairs of identical responses are dropped.",
+        _WARM_UP,
+        _PASSES,
+    ],
     "kto": [
         "The reference point is estimated from a whole batch; TRL has one for each micro-batch.",
         "A response to the same prompt never stands in for a mismatched one.",

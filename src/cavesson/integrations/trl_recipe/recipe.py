@@ -19,27 +19,27 @@ def recipe(given: Given, processes: int = 1, prompts: int | None = None) -> str:
         processes: of TRL's run; `per_device_…` settings are multiplied by them.
         prompts: rows of the data set, if their number is known.
     """
-    values = {"processes": processes, "prompts": prompts, **DEFAULTS[given.command], **given.values}
+    values = {"processes": processes, "prompts": prompts, **DEFAULTS[given.trainer], **given.values}
     ours = {name: default for name, _, default, _ in describe(ALGORITHMS[given.command].settings)}
     lines: dict[str, tuple[Any, str]] = {}
     missing = {f"{name} = {text}": "it is not a constant: set it by hand" for name, text in given.unread.items()}
     for name, value in given.values.get("lora", {}).items():
         if name not in (*ADAPTERS, "task_type") and value not in (None, False, 0, "none"):
             missing[f"{name} = {value!r} of LoRA"] = "adapters have a rank, alpha, targets and DoRA"
-    for name in [*given.values, *(name for name in DEFAULTS[given.command] if name not in given.values)]:
+    for name in [*given.values, *(name for name in DEFAULTS[given.trainer] if name not in given.values)]:
         is_given = name in given.values
         try:
-            for setting, value in _converted(given.command, name, values).items():
+            for setting, value in _converted(given.trainer, name, values).items():
                 if is_given or (setting in ours and _text(value).strip('"') != ours[setting]):
                     lines.setdefault(setting, (value, name if is_given else f"TRL's default of {name}"))
         except NoCounterpart as reason:
             missing[f"{name} = {values[name]!r}"] = str(reason)
     head = [f"# cavesson {given.command} RECIPE, from a configuration of TRL. Beside every line: TRL's name."]
-    return "\n".join([*head, *_tables(lines), *_rewards(given), *_remarks(missing, DIFFERENCES[given.command]), ""])
+    return "\n".join([*head, *_tables(lines), *_rewards(given), *_remarks(missing, DIFFERENCES[given.trainer]), ""])
 
 
-def _converted(command: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    rules = RULES[command]
+def _converted(trainer: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    rules = RULES[trainer]
     if name not in rules:
         if name in _IGNORED or name.startswith(_IGNORED_BEGINNINGS):
             return {}
@@ -109,9 +109,10 @@ _IGNORED_BEGINNINGS = (
 _IGNORED = {
     "accelerator_config", "attn_implementation", "cast_lm_head_to_fp32", "dataset_num_proc", "dataset_test_split",
     "debug", "disable_dropout", "disable_tqdm", "do_eval", "do_train", "ds3_gather_for_generation",
-    "generation_batch_size", "gradient_checkpointing_kwargs", "liger_kernel_config", "local_rank", "logging_dir",
-    "model_revision", "num_completions_to_print", "num_generations_eval", "overwrite_output_dir",
-    "packing_strategy", "pad_to_multiple_of", "pad_token", "padding_free", "per_device_eval_batch_size",
+    "generate_during_eval", "generation_batch_size", "gradient_checkpointing_kwargs", "liger_kernel_config",
+    "local_rank", "logging_dir", "model_revision", "num_completions_to_print", "num_generations_eval",
+    "overwrite_output_dir", "packing_strategy", "pad_to_multiple_of", "pad_token", "padding_free", "padding_value",
+    "per_device_eval_batch_size",
     "precompute_ref_batch_size", "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps",
     "remove_unused_columns", "resume_from_checkpoint", "run_name", "steps_per_generation", "tf32", "use_cache",
     "use_liger_kernel", "use_transformers_paged", "vllm_group_port", "vllm_importance_sampling_clip_max",
