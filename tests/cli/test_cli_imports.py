@@ -28,8 +28,8 @@ for command in commands:
 RUNS = ("transformers", "peft", "accelerate", "scipy", "pyarrow", "duckdb", "matplotlib", "httpx", "fsspec", "botocore",
     "tokenizers", "safetensors", "cavesson.doctor", "cavesson.record")  # fmt: skip
 """What only runs, and those who read them, need."""
-TOOLS = ("generate", "merge", "score", "compare", "evaluate", "data show", "data lengths", "data duplicates", "plan",
-    "check", "doctor")  # fmt: skip
+TOOLS = ("generate", "merge", "score", "rescore", "compare", "evaluate", "data show", "data lengths", "data duplicates",
+    "plan", "check", "doctor")  # fmt: skip
 
 
 def do(folder: Path, commands: Sequence[Sequence[str]], code: int, slow: Sequence[str]) -> None:

@@ -83,6 +83,7 @@ READING = {
     "a run to resume": ["ppo", "--resume", "{path}"],
     "a run": ["show", "{path}"],
     "a run to compact": ["compact", "{path}"],
+    "a run to score": ["rescore", "{path}", "--rewards", "lowercase"],
     "a run to diagnose": ["doctor", "{path}"],
     "rules": ["doctor", "old", "--rules", "{path}"],
     "a source": ["import", "{path}", "new"],

@@ -9,6 +9,7 @@ from cavesson.board.selection import Query, RunQuery
 from cavesson.board.series import lines_of, rollups_of
 from cavesson.index.columns import CODED
 from cavesson.index.filters import OF_CALLS
+from cavesson.index.rescored import PREFIX as RESCORED
 from cavesson.index.row_texts import RECORDED
 from cavesson.index.said import SPOKEN
 from cavesson.index.snapshot import Snapshot
@@ -43,10 +44,11 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "tokens": _tokens(run),
         "live": run.live,
         "columns": {
-            "rows": [name for name in snapshot.names if name not in CODED and not name.startswith("part/")],
+            "rows": [name for name in snapshot.names if name not in CODED and not name.startswith(("part/", RESCORED))],
             "texts": [name for name in CODED if name in snapshot.names],
             "tokens": run.token_columns(),
             "parts": [name.removeprefix("part/") for name in snapshot.names if name.startswith("part/")],
+            "rescored": sorted(snapshot.state.rescored),
             "tools": [name for name in snapshot.state.tools if name],
             "calls": list(OF_CALLS) if snapshot.state.calls else [],
             "spoken": list(SPOKEN) if "turns" in snapshot.names else [],

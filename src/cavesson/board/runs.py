@@ -117,8 +117,9 @@ class OpenRun:
         old, self._snapshot = self._snapshot, new
         if new.state.run and new.state.run != fingerprint(self.record):
             self.record = open_run(self.record.folder, allow_remote=self.allow_remote)
-        if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
-            # The same file names have different content now.
+        rescored = new.state.rescored_files != old.state.rescored_files or new.state.rescored != old.state.rescored
+        if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead or rescored:
+            # The same names have different content now.
             self.cache, self.prompt_tables = Cache(), Cache()
             dictionary.cache_clear()
             read_counts.cache_clear()

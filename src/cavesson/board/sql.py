@@ -14,7 +14,7 @@ SECONDS = 10.0
 
 class SqlQuery(RunQuery):
     query: str = Field(min_length=1, max_length=20_000)
-    """One SELECT over rows, tokens, turns, steps, rollups and vocabulary."""
+    """One SELECT over rows, tokens, turns, steps, rollups, vocabulary and rescored."""
 
 
 def sql(board: Board, query: SqlQuery) -> dict[str, Any]:

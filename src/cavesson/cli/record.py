@@ -44,7 +44,9 @@ def compact(run: RunPlace, allow_remote: AllowRemote = False) -> None:
 @record.command()
 def sql(
     run: RunPlace,
-    query: Annotated[str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups and vocabulary.")],
+    query: Annotated[
+        str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups, vocabulary and rescored.")
+    ],
     seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=0)] = 60.0,
     memory: Annotated[int, typer.Option(help="Memory limit in MB.", min=16)] = 2048,
     limit: Annotated[

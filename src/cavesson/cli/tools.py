@@ -72,6 +72,18 @@ def score(context: typer.Context, help: Help = False) -> None:
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
+def rescore(context: typer.Context, help: Help = False) -> None:
+    """Compute the rewards of a recorded run again with other rewards: cavesson rescore RUN --rewards FILE.py:NAME."""
+    from cavesson.tools.settings import RescoreSettings
+
+    (run,), settings = arguments(context, help, RescoreSettings, "RUN")
+    from cavesson.tools.rescore import rescore as run_rescore
+    from cavesson.tools.rescored_report import show_report
+
+    show_report(run_rescore(run, settings), console())
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
 def compare(context: typer.Context, help: Help = False) -> None:
     """Compare models on the same prompts with the same random numbers: cavesson compare A B --prompts FILE."""
     from cavesson.tools.settings import CompareSettings

@@ -15,6 +15,7 @@ from cavesson.index.folder import State, clear, read_state, sweep, write_state
 from cavesson.index.metrics import add_metrics
 from cavesson.index.orders import due, store_orders
 from cavesson.index.prompts import Prompts
+from cavesson.index.rescored import add_rescored
 from cavesson.index.rollups import add_rollups
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.text import TextBuilder
@@ -64,11 +65,14 @@ class Builder:
             changes = self.run.changes(self.state.cursor)
             try:
                 state = add_metrics(self.folder, self.state, self.run)
+                if changes.first_step is None:
+                    state = add_rescored(self.folder, state, self.run)
                 if state is self.state and changes.first_step is None:
                     return False
                 self._commit(state)
                 if changes.first_step is not None:
                     self._add(changes, changes.first_step)
+                    self._commit(add_rescored(self.folder, self.state, self.run))
             except FileNotFoundError as error:
                 if live_segments(self.run.storage) == found:
                     raise UserError(f"the record in {self.run.folder} lacks a file: {error}") from error

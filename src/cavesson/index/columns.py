@@ -50,7 +50,8 @@ def append(folder: Path, state: State, columns: Mapping[str, Array], count: int)
     files = dict(state.columns)
     for name, values in columns.items():
         if name not in files:
-            files[name] = ColumnFile(f"column-{len(files):03d}", values.dtype.str, missing=state.rows > 0)
+            number = sum(column.file.startswith("column-") for column in files.values())
+            files[name] = ColumnFile(f"column-{number:03d}", values.dtype.str, missing=state.rows > 0)
             write_at(folder / files[name].file, 0, np.full(state.rows, MISSING[values.dtype.str], values.dtype))
     for name, column in files.items():
         given = columns.get(name)

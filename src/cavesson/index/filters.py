@@ -16,6 +16,7 @@ from cavesson.index.calls import Calls
 from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.prompt_ids import PATTERN as ID
 from cavesson.index.prompt_ids import numbers_of
+from cavesson.index.rescored import PREFIX as RESCORED
 from cavesson.index.row_texts import RECORDED, RecordedTexts
 from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
@@ -29,6 +30,8 @@ OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
 _TEXTS = (*CODED, "prompt_id", *RECORDED, "tool", "arguments", "result", *SPOKEN)
+_PREFIXES = {"parts": "part/", "rescore": RESCORED}
+"""What is written in front of a name in brackets, and what the names of these columns begin with."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -216,9 +219,13 @@ class _Evaluation:
         return self._column(node.id)
 
     def _subscript(self, node: ast.Subscript) -> Array:
-        if isinstance(node.value, ast.Name) and node.value.id == "parts" and isinstance(node.slice, ast.Constant):
-            return self._column(f"part/{node.slice.value!s}")
-        raise UserError(f'the filter cannot contain `{_source(node)}`; a part is parts["NAME"]')
+        prefix = _PREFIXES.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        if prefix is not None and isinstance(node.slice, ast.Constant):
+            return self._column(f"{prefix}{node.slice.value!s}")
+        raise UserError(
+            f'the filter cannot contain `{_source(node)}`; a part is parts["NAME"], '
+            'a reward that was computed again rescore["NAME"]'
+        )
 
     def _compare(self, node: ast.Compare) -> Array:
         return reduce(np.logical_and, map(self._pair, [node.left, *node.comparators], node.ops, node.comparators))
@@ -342,7 +349,7 @@ class _Evaluation:
         if name in _TEXTS and name not in CODED:
             raise UserError(f"{name} is a text: compare it with one in quotes")
         if name not in self.snapshot.state.columns or name == "prompt":
-            known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
+            known = ", ".join(n for n in self.snapshot.names if not n.startswith(tuple(_PREFIXES.values())))
             raise UserError(f"there is no column {name!r} to filter by; columns are {known}")
         return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)
 

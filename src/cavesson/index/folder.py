@@ -26,7 +26,7 @@ CALL_COLUMNS = {"row": "<i4", "tool": "<i4", "failed": "|u1", "seconds": "<f4"}
 UNUSED_SECONDS = 60
 OURS = re.compile(
     r"state\.json|problem\.txt|dead|prompts|texts|texts-places|turns|turns-places|calls-[a-z]+|column-\d{3,}"
-    r"|order-\d{3,}-\d+|rollups-[a-z_]+|metrics-\d+\.arrow|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
+    r"|order-\d{3,}-\d+|rescore-\d+|rollups-[a-z_]+|metrics-\d+\.arrow|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
 )
 """Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
 VERSION = 7
@@ -93,6 +93,10 @@ class State:
     metrics: int = 0
     """Number of the newest file of metrics."""
     metrics_cursor: str = ""
+    rescored: dict[str, str] = field(default_factory=dict)
+    """The names of rewards that were computed again, and what tells whether there are more of them."""
+    rescored_files: int = 0
+    """Number of the newest file of such rewards."""
     pieces: tuple[Piece, ...] = ()
     text_rows: int = 0
     version: int = VERSION

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from cavesson.rollout.rewards.table import score as score_all
 from cavesson.text.counting import counted
 from cavesson.tools.as_trained import TrainedBy, at_date_of, trained_by
 from cavesson.tools.generate import Questions, Response, check_out, write
-from cavesson.tools.settings import ScorerSettings, ScoreSettings
+from cavesson.tools.settings import ScorerSettings, ScoreSettings, TextScorerSettings
 from cavesson.train.prompts import is_rewarded, tried
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
@@ -76,12 +77,8 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     if not rows:
         raise UserError(f"{path} contains no responses")
     prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
-    columns, runs = _columns(rows, settings.columns), _runs(settings.rewards)
-    with at_date_of(next(iter(runs.values()), None)):
-        rewards = build_scorers(_reading(settings), settings.device)
-        scored = score_by_length(rewards, prompts, responses, columns)
-    for line in _origins(runs):  # after what can fail, so that a mistake is said alone
-        print_error(line)
+    with text_scorers(settings) as rewards:
+        scored = score_by_length(rewards, prompts, responses, _columns(rows, settings.columns))
     if settings.out is not None:
         _write(rows, scored, settings.out)
     numbers: dict[str, int] = {}
@@ -89,6 +86,22 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     parts = parts_of(scored)
     judged = {name: len(values) - values.count(None) for name, values in parts.items()}
     return Summary(len(numbers), len(rows), estimates(parts, groups), scored.total.count(None), judged)
+
+
+@contextmanager
+def text_scorers(settings: TextScorerSettings) -> Iterator[tuple[Reward, ...]]:
+    """Build rewards for texts that already exist, to be used inside the block.
+
+    Reward models of runs read prompts as they did in training; what they learned from is printed after the block.
+
+    Raises:
+        UserError: one of them cannot be built, or there is none.
+    """
+    runs = _runs(settings.rewards)
+    with at_date_of(next(iter(runs.values()), None)):
+        yield build_scorers(_reading(settings), settings.device)
+    for line in _origins(runs):  # after what can fail, so that a mistake is said alone
+        print_error(line)
 
 
 def check_scorers(settings: ScorerSettings, device: str | None, questions: Questions) -> None:
@@ -210,7 +223,7 @@ def build_scorers(
     return rewards
 
 
-def _reading(settings: ScoreSettings) -> ScoreSettings:
+def _reading(settings: TextScorerSettings) -> TextScorerSettings:
     """Return the settings with `special_tokens` passed on to reward models that do not set it in their options."""
     reading = {"special_tokens": settings.special_tokens}
     rewards = [

@@ -1,5 +1,6 @@
 """Settings of the commands that use trained models."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -131,7 +132,17 @@ def _written_out(scorer: str) -> dict[str, Any]:
     return {"use": "classifier", "name": Path(scorer).name, "options": {"path": scorer}}
 
 
-class ScoreSettings(ScorerSettings):
+class TextScorerSettings(ScorerSettings):
+    """What texts that already exist are scored with."""
+
+    special_tokens: SpecialTokenMode = "control"
+    """how a reward model reads special tokens in prompts: control = as control tokens, because prompts from `generate`
+    or a record contain those of the chat template; text = as text like any other. In responses they are text"""
+    device: str | None = None
+    """where to compute; none = a GPU if there is one"""
+
+
+class ScoreSettings(TextScorerSettings):
     """Score the responses in a file."""
 
     columns: dict[str, str] = Field(default={})
@@ -139,13 +150,31 @@ class ScoreSettings(ScorerSettings):
     ground_truth = "answer"}; input and output are recognised"""
     split: str = "train"
     """split of a Hub data set"""
-    special_tokens: SpecialTokenMode = "control"
-    """how a reward model reads special tokens in prompts: control = as control tokens, because prompts from `generate`
-    or a record contain those of the chat template; text = as text like any other. In responses they are text"""
-    device: str | None = None
-    """where to compute; none = a GPU if there is one"""
     out: Path | None = None
     """a .jsonl file with a line per response, or a .json file in LMFlow's format text_to_scored_textlist"""
+
+
+class RescoreSettings(TextScorerSettings):
+    """Compute the rewards of a recorded run again, with other rewards."""
+
+    name: str | None = None
+    """name of the new rewards in the record; none = the names of the rewards"""
+    columns: dict[str, str] = Field(default={})
+    """names of the record's columns for what a reward needs, such as {ground_truth = "answer"}"""
+    show: int = Field(3, ge=0)
+    """pairs of responses to print whose order changes most"""
+
+    @property
+    def label(self) -> str:
+        """The name of the new rewards in the record."""
+        return self.name or re.sub(r"[^\w.+-]", "-", "+".join(one.label for one in self.rewards)).lstrip(".")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[\w+-][\w.+-]{0,99}", name):
+            raise ValueError("a name consists of letters, digits and . _ + -, and does not begin with a dot")
+        return name
 
 
 class CompareSettings(ResponseSettings, ScorerSettings):

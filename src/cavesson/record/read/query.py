@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 
 def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
-    """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary``.
+    """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups``, ``vocabulary`` and ``rescored``.
 
     It may take ``seconds`` and ``memory`` bytes; at most ``limit`` rows are returned.
 

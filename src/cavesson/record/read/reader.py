@@ -20,6 +20,7 @@ from cavesson.record.lines import has_turns, lines_at, lines_of_rows, lines_of_s
 from cavesson.record.read.changes import Changes, changes
 from cavesson.record.read.fetching import fetched, fetched_lines
 from cavesson.record.read.nearby import runs_nearby
+from cavesson.record.rescored import SCHEMA, read_rescored, rescored_names
 from cavesson.record.rollups import ROLLUP_SCHEMA, merged
 from cavesson.record.schema import (
     PLACE_COLUMNS,
@@ -243,6 +244,18 @@ class Run:
 
         return self.consistent(read)
 
+    def rescored(self) -> pa.Table:
+        """Return the rewards that ``cavesson rescore`` has computed, one line per name and rollout.
+
+        Columns are ``name`` and those of ``cavesson.record.rescored.SCHEMA``.
+        """
+        rows = self.rows(["step", "sample", "attempt"])
+        tables = [SCHEMA.insert(0, pa.field("name", pa.string())).empty_table()]
+        for name in rescored_names(self.storage):
+            table = read_rescored(self.storage, name, rows)
+            tables.append(table.add_column(0, "name", pa.array([name] * table.num_rows, pa.string())))
+        return pa.concat_tables(tables)
+
     def not_finite(self) -> pa.Table:
         """Return ``step``, ``split``, ``column`` and ``not_finite``, the number of NaN and infinite values."""
 
@@ -343,10 +356,10 @@ class Run:
     @property
     def computed(self) -> dict[str, Callable[[], pa.Table]]:
         """The tables that queries know beside those of files."""
-        return {"rollups": self.rollups, "vocabulary": lambda: self.vocabulary}
+        return {"rollups": self.rollups, "vocabulary": lambda: self.vocabulary, "rescored": self.rescored}
 
     def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
-        """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups`` and ``vocabulary`` as of now."""
+        """Run a query over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups``, ``vocabulary`` and ``rescored``."""
         from cavesson.record.read.views import connect
 
         return self.consistent(lambda live: connect(self.storage, live, query, self.computed).sql(query))
