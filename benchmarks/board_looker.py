@@ -291,11 +291,11 @@ def middle(looker: Looker) -> None:
 
 
 def first_row(looker: Looker) -> str:
-    return looker.page.locator(ROW).first.get_attribute("aria-rowindex") or ""
+    return looker.page.locator(ROW).first.get_attribute("data-row") or ""
 
 
 def moved_from(row: str) -> str:
-    return f"document.querySelector('{ROW}')?.getAttribute('aria-rowindex') !== '{row}' && {LOADED}"
+    return f"document.querySelector('{ROW}')?.getAttribute('data-row') !== '{row}' && {LOADED}"
 
 
 def reads(looker: Looker, times: int) -> Iterator[Reaction]:

@@ -38,7 +38,7 @@ COLUMNS = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward",
 VIEWS = {
     "overview": ".plot canvas",
     "step": ".group .siblings button b",
-    "responses": '.tr[aria-rowindex="5"] .td',
+    "responses": '.tr[data-row="5"] .td',
     "prompt": ".prompts td",
     "tokens": ".tok",
     "patterns": ".patterns td",

@@ -116,7 +116,7 @@ def test_a_token_that_was_not_learned_is_grey_and_says_why(browser, board):
 def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, board):
     columns = "sample,turns,calls,call_errors,tools,response"
     with opened(browser, f"{board.address}/responses?scope=step&step=0&columns={columns}") as page:
-        cells = page.locator('.tr[aria-rowindex="2"] .td')
+        cells = page.locator('.tr[data-row="2"] .td')
         expect(cells).to_have_text(["1", "4", "2", "1", "search ×2 ✕1", "Yes."])
         page.locator("input.filter").fill('tool == "search" and error')
         page.keyboard.press("Enter")
@@ -204,7 +204,7 @@ def apart(tmp_path_factory):
 def test_a_search_shows_the_turn_that_has_it(browser, apart, q, sample, said, part):
     with opened(browser, f"{apart.address}/responses?columns=sample,response&q={q}") as page:
         expect(page.locator("output.muted")).to_have_text("1 rollout")
-        cells = page.locator('.tr[aria-rowindex="1"] .td')
+        cells = page.locator('.tr[data-row="1"] .td')
         expect(cells.first).to_have_text(str(sample))
         expect(cells.last.locator(".tool")).to_have_text(said)
         expect(cells.last.locator("mark")).to_have_text(q, ignore_case=True)
@@ -216,7 +216,7 @@ def test_a_search_shows_the_turn_that_has_it(browser, apart, q, sample, said, pa
 def test_a_search_marks_arguments_and_a_saved_page_shows_where_it_was(browser, apart, tmp_path):
     with opened(browser, f"{apart.address}/responses?columns=sample,response&q=Ngoc") as page:
         expect(page.locator("output.muted")).to_have_text("2 rollouts")
-        page.locator('.tr[aria-rowindex="2"] .td').last.click()
+        page.locator('.tr[data-row="2"] .td').last.click()
         expect(page.locator(".detail .arguments mark")).to_have_text("Ngoc")
         settle(page)
         page.get_by_role("button", name="Export").click()
@@ -242,4 +242,4 @@ def test_a_filter_asks_what_a_call_took_and_said(browser, apart, condition, samp
         box.fill(condition)
         page.keyboard.press("Enter")
         expect(page.locator("output.muted")).to_have_text("1 rollout")
-        expect(page.locator('.tr[aria-rowindex="1"] .td').first).to_have_text(sample)
+        expect(page.locator('.tr[data-row="1"] .td').first).to_have_text(sample)

@@ -77,7 +77,7 @@ def test_an_empty_table_shows_the_other_split_when_asked(browser, board):
             f"Held-out responses are not shown: {STEPS * EVALUATED} match there."
         )
         page.get_by_role("button", name="Show them").click()
-        expect(page.locator('.tr[aria-rowindex="1"] .td').first).to_be_visible()
+        expect(page.locator('.tr[data-row="1"] .td').first).to_be_visible()
         expect(page.locator("output.muted")).to_have_text(f"{STEPS * EVALUATED} rollouts")
         page.goto(f"{board.address}/responses?held_out=1&filter=sample+<+{BATCH}")
         expect(page.locator("main")).to_contain_text(f"Training responses are not shown: {STEPS * BATCH} match there.")
@@ -127,7 +127,7 @@ def test_ids_are_written_as_filters_read_them(browser, tmp_path):
         recorder.rollouts(1234, rows | {"policy_version": [9876]})
     address = "responses?columns=step,sample,group,policy_version,response&sort=-step"
     with BoardProcess(run) as board, opened(browser, f"{board.address}/{address}") as page:
-        row = page.locator('.tr[aria-rowindex="1"] .td.number')
+        row = page.locator('.tr[data-row="1"] .td.number')
         expect(row).to_have_text(["1234", "12345", "7654321", "9876"])
         page.goto(f"{board.address}/responses?filter=group+%3D%3D+7,654,321+and+step+%3D%3D+1,234")
         expect(page.locator("output.muted").last).to_have_text("1 rollout")

@@ -200,18 +200,18 @@ def test_the_table_is_sorted_both_ways(browser, board_told, rows, column):
             heading.first.click()
             expect(page.locator(f'[aria-sort="{way}"]')).to_have_count(1)
             wanted = sorted((value(row) for row in rows), reverse=way == "descending")
-            first = page.locator('.tr[aria-rowindex="1"] .td').nth(2)
+            first = page.locator('.tr[data-row="1"] .td').nth(2)
             page.wait_for_function(
                 "([cell, wanted]) => Math.abs(parseFloat(cell.textContent.replace('−', '-')) - wanted) < 1e-3",
                 arg=[first.element_handle(), wanted[0]],
             )
             for place in range(20):
-                cells = page.locator(f'.tr[aria-rowindex="{place + 1}"] .td').all_inner_texts()
+                cells = page.locator(f'.tr[data-row="{place + 1}"] .td').all_inner_texts()
                 near(cells[2], wanted[place], at_most=6e-4)
                 row = next(row for row in rows if [str(row["step"]), str(row["sample"])] == cells[:2])
                 near(cells[2], value(row), at_most=6e-4)
                 assert cells[3].strip() == row["response"].replace("\n", " ⏎ ").strip()
-        last = page.locator(f'.tr[aria-rowindex="{len(rows)}"] .td').nth(2)
+        last = page.locator(f'.tr[data-row="{len(rows)}"] .td').nth(2)
         # A key that is pressed while the rows are drawn anew has no effect, and a person presses it again.
         wait_for(lambda: page.get_by_role("grid").press("End") or last.is_visible(), 30)
         near(last.inner_text(), wanted[-1], at_most=6e-4)

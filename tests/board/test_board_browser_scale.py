@@ -64,9 +64,9 @@ def hostile(tmp_path_factory):
 @pytest.mark.slow
 def test_a_hostile_record_is_shown_and_does_nothing(browser, hostile, tmp_path):
     with opened(browser, f"{hostile.address}/responses?sort=sample&steps=1-1") as page:
-        page.locator('.tr[aria-rowindex="5"] .td').first.wait_for()
+        page.locator('.tr[data-row="5"] .td').first.wait_for()
         for place, text in enumerate(HOSTILE):
-            page.locator(f'.tr[aria-rowindex="{place + 1}"] .td').first.click()
+            page.locator(f'.tr[data-row="{place + 1}"] .td').first.click()
             expect(page.locator(".detail h2")).to_have_text(f"Step 1 · sample {place}")
             page.locator(".detail .body").wait_for()
             if place < 4:
@@ -130,7 +130,7 @@ def first_in_view(page: Page) -> int:
 
 
 def shows_sample(page: Page, index: int) -> None:
-    cell = page.locator(f'.tr[aria-rowindex="{index + 1}"] .td').nth(1)
+    cell = page.locator(f'.tr[data-row="{index + 1}"] .td').nth(1)
     expect(cell).to_have_text(str(index))  # an identifier has no separators
     expect(cell).to_be_in_viewport()
 

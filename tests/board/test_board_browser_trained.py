@@ -41,7 +41,7 @@ def test_a_run_of_the_trainer_is_shown_from_the_curves_to_the_tokens(browser, ru
             expect(shown).to_have_text(re.compile("[0-9]"))
             assert parsed(shown.inner_text()) == pytest.approx(metrics[name], rel=5e-4)
         page.get_by_role("link", name="Responses of this step").click()
-        page.locator('.tr[aria-rowindex="1"] .td').first.dblclick()
+        page.locator('.tr[data-row="1"] .td').first.dblclick()
         page.locator(".tok").first.wait_for()
         step, sample = map(int, re.findall(r"\d+", page.locator("main h2").inner_text()))
         assert (step, sample) == (2, int(rewards.argmax()))

@@ -90,7 +90,7 @@ def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
     """Rows do not move under the reader's eyes: new ones come when asked for."""
     go(page, "/responses?sort=-step")
     expect(page.locator(".bar output")).to_have_text(f"{4 * BATCH} rollouts")
-    first = page.locator('.tr[aria-rowindex="1"] .td').first
+    first = page.locator('.tr[data-row="1"] .td').first
     expect(first).to_have_text("3")
     print(file=writer.stdin, flush=True)
     pill = page.get_by_role("button", name="Show new rollouts")
@@ -154,19 +154,19 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
     note = "look: <img src=x onerror=window.hacked=1> 好"
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:
         for row in (3, 5):
-            page.locator(f'.tr[aria-rowindex="{row}"] .td').nth(1).click()
+            page.locator(f'.tr[data-row="{row}"] .td').nth(1).click()
             page.locator(".detail button.star").click()
         page.get_by_role("textbox", name="Note", exact=True).fill(note)
         page.locator(".detail h3").first.click()
-        page.locator(f'.tr[aria-rowindex="3"] .star[title="{note}"]').or_(
-            page.locator(f'.tr[aria-rowindex="5"] .star[title="{note}"]')
+        page.locator(f'.tr[data-row="3"] .star[title="{note}"]').or_(
+            page.locator(f'.tr[data-row="5"] .star[title="{note}"]')
         ).wait_for()
         with page.expect_response(lambda answer: answer.request.method == "DELETE"):
-            page.locator('.tr[aria-rowindex="3"] .star').click()
+            page.locator('.tr[data-row="3"] .star').click()
         expect(page.locator(".star.set")).to_have_count(2)  # in the table and beside it
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?starred=1") as page:
         expect(page.locator(".bar output")).to_have_text("1 rollout")
-        page.locator('.tr[aria-rowindex="1"] .td').first.click()
+        page.locator('.tr[data-row="1"] .td').first.click()
         expect(page.get_by_role("textbox", name="Note", exact=True)).to_have_value(note)
         export(page)
         stars = saved(page, page.get_by_role("link", name="Stars and notes").click, tmp_path)
@@ -190,7 +190,7 @@ def test_a_note_comes_back_with_its_star(browser, tmp_path):
 
 def test_a_star_that_cannot_be_kept_says_so(browser, board_told):
     with opened(browser, f"{board_told.address}/responses", forgiven="status of 409") as page:
-        star = page.locator('.tr[aria-rowindex="3"] .star')
+        star = page.locator('.tr[data-row="3"] .star')
         star.wait_for()
         page.route(
             "**/stars/**", lambda route: route.fulfill(status=409, json={"error": "stars.json cannot be written"})
@@ -242,7 +242,7 @@ def test_what_is_typed_while_the_address_changes_is_kept(browser, board_told):
 def test_why_the_index_does_not_grow_is_said(browser, tmp_path):
     folder = record_run(tmp_path / "broken", steps=2)
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:
-        page.locator('.tr[aria-rowindex="1"]').wait_for()
+        page.locator('.tr[data-row="1"]').wait_for()
         (folder / "index" / PROBLEM).write_text("the index cannot be updated: no space left")
         page.reload()
         expect(page.get_by_role("alert")).to_have_text("the index cannot be updated: no space left")
@@ -274,12 +274,12 @@ def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp
 
 def test_a_saved_table_keeps_its_rows_when_it_is_scrolled(browser, board_told, tmp_path):
     with opened(browser, f"{board_told.address}/responses") as page:
-        page.locator('.tr[aria-rowindex="1"] .td').first.wait_for()
+        page.locator('.tr[data-row="1"] .td').first.wait_for()
         settle(page)
         export(page)
         file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
     with opened(browser, f"file://{file}", offline=True) as page:
-        first = page.locator('.tr[aria-rowindex="1"]')
+        first = page.locator('.tr[data-row="1"]')
         text = first.inner_text()
         page.locator(".table").hover()
         for way in (4000, -4000):  # asks for what the file does not have
@@ -292,14 +292,14 @@ def test_a_saved_table_keeps_its_rows_when_it_is_scrolled(browser, board_told, t
 @pytest.mark.slow
 def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
     with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2.5") as page:
-        page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
+        page.locator('.tr[data-row="2"] .td').first.wait_for()
         rows = page.locator(".table .chunk .tr").all_inner_texts()[:20]
         export(page)
         file = saved(page, page.get_by_role("button", name="This table with its first").click, tmp_path)
     with opened(browser, f"file://{file}", offline=True) as page:
-        page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
+        page.locator('.tr[data-row="2"] .td').first.wait_for()
         assert page.locator(".table .chunk .tr").all_inner_texts()[:20] == rows
-        page.locator('.tr[aria-rowindex="2"] .td').first.click()
+        page.locator('.tr[data-row="2"] .td').first.click()
         title = page.locator(".detail h2").inner_text()
         page.locator(".detail").get_by_role("button", name="Tokens").click()
         page.locator(".tok").first.wait_for()

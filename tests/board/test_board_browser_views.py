@@ -243,9 +243,9 @@ def test_a_rollout_is_found_opened_read_and_starred_by_keyboard(browser, board_t
         expect(page.locator(".tr mark").first).to_have_text("garden")
         page.keyboard.press("j")
         page.keyboard.press("j")
-        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "2")
+        expect(page.locator(".tr.chosen")).to_have_attribute("data-row", "2")
         page.keyboard.press("k")
-        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "1")
+        expect(page.locator(".tr.chosen")).to_have_attribute("data-row", "1")
         title = page.locator(".detail h2").inner_text()
         page.locator(".detail .body").wait_for()
         page.keyboard.press("s")
@@ -273,7 +273,7 @@ def test_enter_presses_the_button_that_has_the_focus(browser, board_told):
         expect(page).to_have_url(re.compile("sort=-reward"))
         expect(page.locator(".bar output")).to_have_text("160 rollouts")
         page.keyboard.press("j")  # takes the focus to the rows, which Enter then opens
-        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "1")
+        expect(page.locator(".tr.chosen")).to_have_attribute("data-row", "1")
         page.locator(".detail").get_by_role("button", name="Close").focus()
         page.keyboard.press("Enter")
         expect(page.locator(".detail")).to_have_count(0)
@@ -309,12 +309,12 @@ def test_the_focus_stays_in_what_is_open_and_returns_from_it(browser, board_told
 def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
     with opened(browser, f"{board_told.address}/responses?sort=-length&filter=reward+%3E+1") as page:
         page.locator(VIEWS["responses"]).first.wait_for()
-        first = page.locator('.tr[aria-rowindex="1"]').inner_text()
+        first = page.locator('.tr[data-row="1"]').inner_text()
         go(page, "/patterns")
         page.locator(VIEWS["patterns"]).first.wait_for()
         page.keyboard.press("g")
         page.keyboard.press("r")
-        expect(page.locator('.tr[aria-rowindex="1"]')).to_have_text(first, use_inner_text=True)
+        expect(page.locator('.tr[data-row="1"]')).to_have_text(first, use_inner_text=True)
         page.go_back()
         page.locator(VIEWS["patterns"]).first.wait_for()
 
@@ -354,7 +354,7 @@ def test_the_curves_are_drawn_before_more_is_asked_for(browser, board_told):
 
 def test_the_text_of_a_rollout_is_seen_before_its_pictures(browser, board_told):
     with opened(browser, f"{board_told.address}/responses") as page:
-        page.locator('.tr[aria-rowindex="2"] .td').first.click()
+        page.locator('.tr[data-row="2"] .td').first.click()
         page.locator(".detail .body").wait_for()
         page.evaluate(
             """() => {

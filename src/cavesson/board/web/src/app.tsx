@@ -51,7 +51,8 @@ function Board() {
   const missing = useMissing(run);
   const error = useStore(boardError);
   const [help, setHelp] = useState(false);
-  const title = [run.name, ...(unknown === undefined ? [t(view)] : []), "Cavesson"].join(" · ");
+  const heading = [run.name, ...(unknown === undefined ? [t(view)] : [])].join(" · ");
+  const title = `${heading} · Cavesson`;
   useLayoutEffect(() => void (document.title = visible(title)), [title]);
   const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
   useKeys({
@@ -66,9 +67,13 @@ function Board() {
   const Page = PAGES[view];
   return (
     <div class="shell">
-      <TopBar onHelp={() => setHelp(true)} onPoint={ahead} />
+      <TopBar heading={visible(heading)} onHelp={() => setHelp(true)} onPoint={ahead} />
       <div>
-        {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
+        {inSnapshot && (
+          <div class="banner" role="status">
+            {t("exportedPage")}
+          </div>
+        )}
         {error !== null && (
           <div class="banner error" role="alert">
             {error}

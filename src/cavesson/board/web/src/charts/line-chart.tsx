@@ -81,7 +81,7 @@ export function LineChart(props: Props) {
   }, [step]);
 
   return (
-    <Card title={spec.title} hint={hint} save={() => lineSvg(spec, zoom, colours)}>
+    <Card title={spec.title} level={2} hint={hint} save={() => lineSvg(spec, zoom, colours)}>
       <div class="legend" ref={legend}>
         {spec.curves
           .filter((curve) => !curve.faint)

@@ -40,7 +40,7 @@ export function SpreadChart({ title, hint, steps, lines, step, onStep, onPattern
     if (chosen) onStep(chosen[1]);
   };
   return (
-    <Card title={title} hint={hint} save={() => svgOf(860, 380, colours, drawFile, title)}>
+    <Card title={title} level={2} hint={hint} save={() => svgOf(860, 380, colours, drawFile, title)}>
       <div class="legend">
         {lines.map((patterns, i) => (
           <span key={nameOf(patterns[0]!)} class="keys" title={patterns.length > 1 ? t("sameCurve") : undefined}>

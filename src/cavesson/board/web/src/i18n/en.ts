@@ -135,6 +135,7 @@ export const en = {
   response: "Response",
   searchText: "Search text  /",
   regularExpression: "Regular expression",
+  filter: "Filter",
   filterHint: "Expression over: {columns}",
   filterCalls: 'Of one call: {names}; "text" in result finds a part of a text',
   filterSpoken: 'Of one turn: {names}; "text" in said finds what the policy or the user said',

@@ -133,6 +133,7 @@ export const vi: Dictionary = {
   response: "Câu trả lời",
   searchText: "Tìm văn bản  /",
   regularExpression: "Biểu thức chính quy",
+  filter: "Bộ lọc",
   filterHint: "Biểu thức trên: {columns}",
   filterCalls: 'Của cùng một lời gọi: {names}; "text" in result tìm một phần văn bản',
   filterSpoken: 'Của một lượt: {names}; "text" in said tìm điều chính sách hoặc người dùng đã nói',

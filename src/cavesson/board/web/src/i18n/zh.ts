@@ -131,6 +131,7 @@ export const zh: Dictionary = {
   response: "回答",
   searchText: "搜索文本  /",
   regularExpression: "正则表达式",
+  filter: "筛选",
   filterHint: "可用列:{columns}",
   filterCalls: '同一次调用:{names};用 "text" in result 查找文本片段',
   filterSpoken: '某一轮中:{names};用 "text" in said 查找策略或用户说的话',

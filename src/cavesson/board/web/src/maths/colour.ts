@@ -35,8 +35,12 @@ export function strength(scale: Scale, value: number): number {
 
 export type Hues = Record<"positive" | "negative" | "surprise" | "fraction", string>;
 
-/** The colour of a value as #rrggbbaa over whatever lies behind, or null where nothing was measured. */
-export function tint(scale: Scale, value: number, hues: Hues): string | null {
+/**
+ * The colour of a value as #rrggbbaa over whatever lies behind, or null where nothing was measured.
+ *
+ * @param strongest alpha of the strongest tint, of 255
+ */
+export function tint(scale: Scale, value: number, hues: Hues, strongest = STRONGEST): string | null {
   if (Number.isNaN(value)) return null;
   const amount = strength(scale, value);
   const hue =
@@ -47,11 +51,14 @@ export function tint(scale: Scale, value: number, hues: Hues): string | null {
         : amount < 0
           ? hues.negative
           : hues.positive;
-  return shades(hue)[Math.round(Math.abs(amount) * STRONGEST)]!;
+  return shades(hue)[Math.round(Math.abs(amount) * strongest)]!;
 }
 
-/** Of 255: text has to stay readable on the strongest tint. */
-const STRONGEST = 184;
+/** Text keeps a contrast of 4.5 : 1 on the strongest tint. */
+export const STRONGEST = 184;
+
+/** So does grey text on this one. */
+export const PALE = 40;
 
 const known = new Map<string, string[]>();
 

@@ -8,6 +8,8 @@ import { useText } from "../i18n";
 interface Props {
   title: string;
   hint?: string | undefined;
+  /** of its heading: 2 where it stands below no other heading than the view's */
+  level?: 2 | 3;
   class?: string;
   actions?: ComponentChildren;
   /** the picture as a file */
@@ -15,12 +17,13 @@ interface Props {
   children: ComponentChildren;
 }
 
-export function Card({ title, hint, class: kind = "", actions, save, children }: Props) {
+export function Card({ title, hint, level = 3, class: kind = "", actions, save, children }: Props) {
   const t = useText();
+  const Heading = `h${level}` as const;
   return (
     <section class={`card ${kind}`}>
       <header>
-        <h3 title={hint}>{title}</h3>
+        <Heading title={hint}>{title}</Heading>
         {actions}
         {save && (
           <span class="saves">

@@ -12,11 +12,13 @@ interface Props {
   hint: string;
   title?: string;
   class: string;
+  /** its name, where the hint is an example */
+  label?: string;
   wrong?: boolean;
   field?: { current: HTMLInputElement | null };
 }
 
-export function Field({ name, hint, title, class: kind, wrong = false, field }: Props) {
+export function Field({ name, hint, label = hint, title, class: kind, wrong = false, field }: Props) {
   const { query } = useRoute();
   const [text, setText] = useState(query[name] ?? "");
   // What was typed comes back in the address, when more may have been typed: only what others set is taken over.
@@ -41,7 +43,7 @@ export function Field({ name, hint, title, class: kind, wrong = false, field }: 
       class={`${kind} ${wrong ? "wrong" : ""}`}
       placeholder={hint}
       title={title}
-      aria-label={title ?? hint}
+      aria-label={label}
       value={text}
       spellcheck={false}
       onInput={(event) => setText(event.currentTarget.value)}

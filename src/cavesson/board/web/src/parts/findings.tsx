@@ -17,7 +17,7 @@ export function Findings({ run, diagnosis }: { run: number; diagnosis: Diagnosis
   return (
     <section class="card findings" aria-label={t("findings")}>
       <header>
-        <h3>{t("findings")}</h3>
+        <h2>{t("findings")}</h2>
         <span class="muted">{findings.length}</span>
       </header>
       {summary && <p class="judged">{summary}</p>}

@@ -126,7 +126,7 @@ function Nothing({ data, order, split }: { data: Prompts; order: Order; split: S
 function Table({ run, data, name }: { run: number; data: Prompts; name: string }) {
   const t = useText();
   return (
-    <Card title={name} class="prompts" actions={<SaveTable name={name} rows={() => table(data.prompts)} />}>
+    <Card title={name} level={2} class="prompts" actions={<SaveTable name={name} rows={() => table(data.prompts)} />}>
       <table class="plain">
         <thead>
           <tr>
@@ -213,7 +213,11 @@ function ShortList({ order, split }: { order: Order; split: Split }) {
   if (error) return <Problem text={error} />;
   if (!data || (data.total === 0 && data.solved_from === null)) return null;
   const all = { run: String(run.run), sort: order, ...showing(split) };
-  const more = <Link to={{ view: "prompt", query: all }}>{whole(data.total)}</Link>;
+  const more = (
+    <Link to={{ view: "prompt", query: all }} class="more" title={t("allPrompts")}>
+      {t("promptCount", { count: whole(data.total) })}
+    </Link>
+  );
   return (
     <Card title={t(NAMES[order])} actions={more}>
       {data.total === 0 && <p class="muted">{t("noPrompts")}</p>}

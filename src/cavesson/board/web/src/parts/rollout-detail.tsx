@@ -41,17 +41,23 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   // Until the answer comes, the body shows the rollout before: its star must not stand under this one's name.
   const here = data?.step === place.step && data.sample === place.sample;
   return (
-    <aside class="detail" ref={box}>
+    <aside class="detail" aria-label={t("response")} ref={box}>
       <header>
         {data && here ? <Star run={run} row={data} stars={stars} label={t("star")} /> : <span class="star" />}
         <h2>
           {t("stepNumber", { step: place.step })} · {t("sampleNumber", { sample: place.sample })}
         </h2>
         <span class="space" />
-        <button type="button" class="quiet" title={t("previousRow")} onClick={() => onMove(-1)}>
+        <button
+          type="button"
+          class="quiet"
+          title={t("previousRow")}
+          aria-label={t("previousRow")}
+          onClick={() => onMove(-1)}
+        >
           ↑
         </button>
-        <button type="button" class="quiet" title={t("nextRow")} onClick={() => onMove(1)}>
+        <button type="button" class="quiet" title={t("nextRow")} aria-label={t("nextRow")} onClick={() => onMove(1)}>
           ↓
         </button>
         <button type="button" onClick={() => openTokens(run, place.step, place.sample)}>

@@ -51,18 +51,32 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
   if (view === "compare" || series?.step.length === 0) return null;
   if (!series) return <div class="scrubber waiting" />;
   return (
-    <div class="scrubber">
+    <section class="scrubber" aria-label={t("step")}>
       <div class="moves">
-        <button type="button" class="quiet" title={t("previousStep")} onClick={() => moveStep(-1)}>
+        <button
+          type="button"
+          class="quiet"
+          title={t("previousStep")}
+          aria-label={t("previousStep")}
+          onClick={() => moveStep(-1)}
+        >
           ‹
         </button>
-        <button type="button" class="quiet" title={t("nextStep")} onClick={() => moveStep(1)}>
+        <button
+          type="button"
+          class="quiet"
+          title={t("nextStep")}
+          aria-label={t("nextStep")}
+          onClick={() => moveStep(1)}
+        >
           ›
         </button>
         <button
           type="button"
           class={query["step"] === undefined ? "quiet on" : "quiet"}
           title={t("followNewest")}
+          aria-label={t("followNewest")}
+          aria-pressed={query["step"] === undefined}
           onClick={() => selectStep(undefined)}
         >
           »
@@ -76,6 +90,6 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
         onStep={selectStep}
         onPoint={onPoint}
       />
-    </div>
+    </section>
   );
 }

@@ -32,15 +32,24 @@ interface SwitchProps {
   name: "regex" | "starred" | "zero" | "log" | "stripes" | "diff";
   label: string;
   title?: string;
+  /** whether the label is a sign, so that the title is its name */
+  sign?: boolean;
   class?: string;
 }
 
 /** Something that the address turns on. */
-export function Switch({ name, label, title, class: kind = "" }: SwitchProps) {
+export function Switch({ name, label, title, sign = false, class: kind = "" }: SwitchProps) {
   const on = useRoute().query[name] === "1";
   const turn = (): void => patchRoute({ [name]: on ? undefined : 1 }, true);
   return (
-    <button type="button" class={`${kind} ${on ? "on" : ""}`} aria-pressed={on} title={title} onClick={turn}>
+    <button
+      type="button"
+      class={`${kind} ${on ? "on" : ""}`}
+      aria-pressed={on}
+      aria-label={sign ? title : undefined}
+      title={title}
+      onClick={turn}
+    >
       {label}
     </button>
   );

@@ -32,17 +32,18 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
     <div class="bar pad">
       <span class="joined">
         <Field name="q" hint={t("searchText")} field={search} class="search" />
-        <Switch name="regex" label=".*" title={t("regularExpression")} />
+        <Switch name="regex" label=".*" sign title={t("regularExpression")} />
       </span>
       <Field
         name="filter"
         hint={run.columns.tools?.[0] ? `tool == "${run.columns.tools[0]}" and error` : "reward > 2 and length < 100"}
+        label={t("filter")}
         title={filterTitle(t, run)}
         class="filter"
         wrong={pages.error !== null && !!query["filter"]}
       />
       <Scope step={step} />
-      <Switch name="starred" label="★" title={t("onlyStars")} />
+      <Switch name="starred" label="★" sign title={t("onlyStars")} />
       <HeldOutSwitch count={run.held_out} filtered={pages.split === null} />
       <ColumnMenu run={run} names={names} />
       <span class="space" />

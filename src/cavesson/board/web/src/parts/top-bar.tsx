@@ -16,17 +16,20 @@ function Working() {
 }
 
 interface Props {
+  /** of the page, for who does not see which tab is chosen */
+  heading: string;
   onHelp: () => void;
   /** when the pointer rests on a tab */
   onPoint: (to: Route) => void;
 }
 
-export function TopBar({ onHelp, onPoint }: Props) {
+export function TopBar({ heading, onHelp, onPoint }: Props) {
   const t = useText();
   const { view, unknown } = useRoute();
   const run = useRun();
   return (
     <header class="top">
+      <h1 class="unseen">{heading}</h1>
       <Link to={{ view: "overview", query: { run: String(run.run) } }} class="brand">
         <Logo />
         <span>Cavesson</span>

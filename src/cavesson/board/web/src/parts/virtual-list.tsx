@@ -23,10 +23,16 @@ interface Props {
   headHeight?: number;
   width?: string;
   class?: string;
+  /** a grid has a row for its head */
+  role: "grid" | "region";
+  /** id of the row that the keys move */
+  active?: string | undefined;
   label: string;
   handle?: Ref<ListHandle>;
   onRange?: (first: number, last: number) => void;
   onScroll?: (top: number, view: number) => void;
+  /** moves to the next or the previous row; without it, arrows scroll */
+  onArrow?: (by: 1 | -1) => void;
 }
 
 /** So many drawn rows are kept. */
@@ -60,6 +66,7 @@ const AHEAD = 3;
 
 export function VirtualList(props: Props) {
   const { total, rowHeight, headHeight = 0 } = props;
+  const grid = props.role === "grid";
   const box = useRef<HTMLDivElement>(null);
   const view = useHeight(box);
   const extent: Extent = { whole: total * rowHeight + headHeight, view };
@@ -84,7 +91,7 @@ export function VirtualList(props: Props) {
     const above = bar() - top() + headHeight + start * rowHeight;
     const place = { top: `${above}px`, height: `${rows.length * rowHeight}px` };
     chunks.push(
-      <div key={start} class="chunk" style={place} role="rowgroup">
+      <div key={start} class="chunk" style={place} role={grid ? "rowgroup" : undefined}>
         {rows}
       </div>,
     );
@@ -94,10 +101,12 @@ export function VirtualList(props: Props) {
       ref={box}
       class={`virtual ${props.class ?? ""}`}
       onScroll={onScroll}
+      onKeyDown={props.onArrow && ((event) => arrow(event, props.onArrow!))}
       tabIndex={0}
-      role="grid"
+      role={props.role}
       aria-label={props.label}
-      aria-rowcount={total}
+      aria-rowcount={grid ? total + 1 : undefined}
+      aria-activedescendant={props.active}
     >
       <div class="extent" style={{ height: `${barHeight(extent)}px`, width: props.width ?? "100%" }}>
         {props.head}
@@ -105,6 +114,13 @@ export function VirtualList(props: Props) {
       </div>
     </div>
   );
+}
+
+function arrow(event: KeyboardEvent, move: (by: 1 | -1) => void): void {
+  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key] as 1 | -1 | undefined;
+  if (by === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  move(by);
 }
 
 type Box = { current: HTMLDivElement | null };

@@ -19,11 +19,15 @@ export function WinsTable({ sides, comparison }: Props) {
   const name = useSideName();
   const known = comparison.sides;
   return (
-    <Card title={t(comparison.wins ? "whoWins" : "meanReward")} hint={comparison.wins ? t("whoWinsHint") : undefined}>
+    <Card
+      level={2}
+      title={t(comparison.wins ? "whoWins" : "meanReward")}
+      hint={comparison.wins ? t("whoWinsHint") : undefined}
+    >
       <table class="plain wins">
         <thead>
           <tr>
-            <th />
+            <td />
             <th class="number">{t("rollouts")}</th>
             <th class="number">{t("meanReward")}</th>
             {comparison.wins &&
@@ -88,7 +92,7 @@ function Wins({ comparison, row, column }: { comparison: Comparison; row: number
     >
       {total > 0 ? percent(share, 0) : "–"}
       {intervals && (
-        <div class="muted" title={t("interval95")}>
+        <div class="interval" title={t("interval95")}>
           {intervals[row]![column]!.map((bound) => percent(bound, 0)).join(" – ")}
         </div>
       )}

@@ -105,7 +105,7 @@ function Totals({ measured }: { measured: Measured[] }) {
     <table class="plain">
       <thead>
         <tr>
-          <th />
+          <td />
           <th class="number">{t("sum")}</th>
           <th class="number">{t("mean")}</th>
         </tr>

@@ -5,7 +5,7 @@ import { turnStarts, type Tokens, whyNotLearned } from "../api/tokens";
 import type { Turn } from "../api/types";
 import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
-import { tint } from "../maths/colour";
+import { PALE, STRONGEST, tint } from "../maths/colour";
 import { breakLines, type Line, lineOfToken } from "../maths/layout";
 import { direction } from "../maths/text";
 import type { Unit } from "../maths/units";
@@ -88,6 +88,7 @@ export function TokenText({ loaded, shown, looked }: Props) {
       >
         {width > 0 && (
           <VirtualList
+            role="region"
             label={t("response")}
             total={lines.length}
             rowHeight={lineHeight}
@@ -206,7 +207,7 @@ function TextLine({ line, height, loaded, shown, colours, label, turn }: LinePro
             data-token={unit.first}
             class={masked ? "tok masked" : "tok"}
             title={masked ? label(unit.first) : undefined}
-            style={background(fragment.text, unit, shown, colours)}
+            style={background(fragment.text, unit, shown, colours, masked ? PALE : STRONGEST)}
           >
             {fragment.text}
           </span>
@@ -216,15 +217,21 @@ function TextLine({ line, height, loaded, shown, colours, label, turn }: LinePro
   );
 }
 
-const colourOf = ({ scale, values }: Measured, token: number, colours: Palette): string =>
-  tint(scale, values[token]!, colours.hues) ?? "transparent";
+const colourOf = ({ scale, values }: Measured, token: number, colours: Palette, strongest: number): string =>
+  tint(scale, values[token]!, colours.hues, strongest) ?? "transparent";
 
 /** The first metric behind the text, others as stripes below; a character of several tokens is divided among them. */
-function background(text: string, { first, count }: Unit, shown: Measured[], colours: Palette): Record<string, string> {
+function background(
+  text: string,
+  { first, count }: Unit,
+  shown: Measured[],
+  colours: Palette,
+  strongest: number,
+): Record<string, string> {
   if (shown.length === 0) return {};
-  if (shown.length === 1 && count === 1) return { backgroundColor: colourOf(shown[0]!, first, colours) };
+  if (shown.length === 1 && count === 1) return { backgroundColor: colourOf(shown[0]!, first, colours, strongest) };
   const layer = (measured: Measured): string => {
-    const tints = Array.from({ length: count }, (_, i) => colourOf(measured, first + i, colours));
+    const tints = Array.from({ length: count }, (_, i) => colourOf(measured, first + i, colours, strongest));
     if (count === 1) return `linear-gradient(${tints[0]},${tints[0]})`;
     const stops = tints.map((colour, i) => `${colour} ${(i / count) * 100}% ${((i + 1) / count) * 100}%`).join(",");
     return `linear-gradient(${direction(text) === "rtl" ? "to left" : "to right"},${stops})`;

@@ -101,6 +101,7 @@ function PatternTable({ patterns, onOpen }: { patterns: Pattern[]; onOpen: (patt
   return (
     <Card
       title={t("patterns")}
+      level={2}
       class="patterns"
       actions={<SaveTable name={t("patterns")} rows={() => table(patterns)} />}
     >

@@ -12,7 +12,7 @@ import { Star } from "../parts/star";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
 import { getJson, onRest } from "../api/client";
 import { rolloutAddress } from "../api/tokens";
-import type { Row, RunSummary, Series } from "../api/types";
+import type { RolloutKey, Row, RunSummary, Series } from "../api/types";
 import { useText } from "../i18n";
 import { useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
@@ -88,6 +88,7 @@ export function Responses() {
           shown={rows}
           place={place}
           onChoose={choose}
+          onArrow={move}
           list={list}
         />
         {place && (
@@ -112,10 +113,11 @@ interface TableProps {
   shown: Selection;
   place: { step: number; sample: number } | null;
   onChoose: (index: number) => void;
+  onArrow: (by: number) => void;
   list: { current: ListHandle | null };
 }
 
-function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }: TableProps) {
+function ResponseTable({ run, pages, names, sort, shown, place, onChoose, onArrow, list }: TableProps) {
   const t = useText();
   const of = shown.split ? `eval/${sort.replace(/^-/, "")}` : sort.replace(/^-/, "");
   const series = useSeries(run.run, [of]);
@@ -140,19 +142,24 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }
     return drawn;
   };
   const drawRow = (index: number, row: Row | undefined) => {
-    if (!row) return <div key={index} class="tr" aria-rowindex={index + 1} />;
+    if (!row) return <div key={index} class="tr" role="row" data-row={index + 1} aria-rowindex={index + 2} />;
     const chosen = place?.step === row.step && place.sample === row.sample;
     return (
       <div
         key={index}
+        id={rowId(row)}
         class={`tr ${chosen ? "chosen" : ""}`}
         role="row"
-        aria-rowindex={index + 1}
+        data-row={index + 1}
+        aria-rowindex={index + 2}
+        aria-selected={chosen}
         onClick={() => onChoose(index)}
         onMouseEnter={() => onRest(() => getJson(rolloutAddress(run.run, row)))}
         onDblClick={() => openTokens(run.run, row.step, row.sample)}
       >
-        <Star run={run.run} row={row} stars={stars} label={label} />
+        <span role="gridcell">
+          <Star run={run.run} row={row} stars={stars} label={label} />
+        </span>
         {columns.map((one) => cell(one, row, one.key === sorted ? bar : null))}
       </div>
     );
@@ -175,6 +182,8 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }
   return (
     <VirtualList
       class="table"
+      role="grid"
+      active={place ? rowId(place) : undefined}
       label={t("responses")}
       total={pages.total}
       rowHeight={ROW}
@@ -183,6 +192,7 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }
       handle={list}
       width={`max(100%, ${width}px)`}
       onRange={pages.look}
+      onArrow={onArrow}
       head={<Head columns={columns} sort={sort} ahead={ahead} />}
     />
   );
@@ -213,8 +223,10 @@ function Head({ columns, sort, ahead }: HeadProps) {
     onRest(() => ahead(next.startsWith("-") ? key : `-${key}`));
   };
   return (
-    <div class="tr head" role="row">
-      <span class="star" />
+    <div class="tr head" role="row" aria-rowindex={1}>
+      <span class="star" role="columnheader">
+        <span class="unseen">{t("star")}</span>
+      </span>
       {columns.map(({ key, label, width, grow, sortable }) => {
         const arrow = key === sorted ? (sort.startsWith("-") ? " ↓" : " ↑") : "";
         const name = labels[key] ?? label;
@@ -270,6 +282,8 @@ function cell({ key, width, grow, cell: content }: Column, row: Row, bar: Bar | 
     </span>
   );
 }
+
+const rowId = ({ step, sample }: RolloutKey): string => `row-${step}-${sample}`;
 
 function parsePlace(text: string | undefined): { step: number; sample: number } | null {
   const found = /^(\d+)\.(-?\d+)$/.exec(text ?? "");

@@ -45,7 +45,7 @@ export function Settings() {
 function Group({ group: { name, settings } }: { group: SettingGroup }) {
   const t = useText();
   return (
-    <Card title={name === "" ? t("general") : name}>
+    <Card title={name === "" ? t("general") : name} level={2}>
       <table class="plain">
         <tbody>
           {settings.map((one) => (

@@ -228,7 +228,7 @@ interface NeighbourProps {
 function Neighbour({ run, place, sign, title }: NeighbourProps) {
   const open = (): void => void (place && openTokens(run, place.step, place.sample));
   return (
-    <button type="button" class="quiet" title={title} disabled={!place} onClick={open}>
+    <button type="button" class="quiet" title={title} aria-label={title} disabled={!place} onClick={open}>
       {sign}
     </button>
   );
