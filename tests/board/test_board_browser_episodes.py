@@ -142,7 +142,7 @@ def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, 
         expect(page.locator("output.muted")).to_have_text("2 rollouts")
         go(page, "/overview?step=1")
         for title in ("Turns", "Calls of tools", "Share of failed calls", "Seconds per call", "How episodes end"):
-            expect(page.locator(".card h3", has_text=title).first).to_be_visible()
+            expect(page.locator(".card :is(h2, h3)", has_text=title).first).to_be_visible()
     with opened(browser, path.as_uri()) as page:
         expect(page.locator(".tools tbody tr")).to_have_count(2)
 

@@ -36,7 +36,7 @@ def test_the_settings_of_a_run_are_read_searched_and_linked_to(browser, board):
         page.keyboard.press("g")
         page.keyboard.press("e")
         expect(page).to_have_url(re.compile(r"/settings\?run=1"))
-        titles = page.locator(".settings h3")
+        titles = page.locator(".settings h2")
         expect(titles).to_have_text(["General", "optimizer", "rewards", "cleaning", "General", "versions"])
         lines = page.locator(".settings tr")
         assert "optimizer.learning_rate\t0.000003" in lines.all_inner_texts()

@@ -145,7 +145,7 @@ def test_what_is_turned_on_is_in_the_address(browser, board_told):
         page.get_by_text("All metrics").click()
         page.get_by_placeholder("Find a metric").fill("odd")
         page.reload()
-        expect(page.locator(".charts.small .card h3")).to_have_text(["odd/{name}"])
+        expect(page.locator(".charts.small .card h2")).to_have_text(["odd/{name}"])
 
 
 @pytest.mark.slow

@@ -60,7 +60,9 @@ def test_derived_columns_are_written_as_declared():
 
 def test_python_and_the_page_derive_the_same_numbers():
     draw = np.random.default_rng(0)
-    tokens = {name: draw.normal(-3, 2, 500) for name in ("logprob", "ref_logprob", "sampler_logprob")}
+    tokens = {
+        name: draw.normal(-3, 2, 500) for name in ("logprob", "ref_logprob", "sampler_logprob", "teacher_logprob")
+    }
     tokens["ref_logprob"][:50] = tokens["logprob"][:50] + draw.normal(
         0, 1e-7, 50
     )  # where e^−Δ − 1 would be rounded off
@@ -89,9 +91,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bundle_stays_small(bundle: Path):
     files = [path for path in bundle.iterdir() if path.is_file()]
     later = {"markdown.js"}  # loaded only if a reader asks for Markdown
-    assert {path.name for path in files} == {"index.html", "board.js", "board.css"} | later
-    page = [path for path in files if path.name not in later]
-    assert sum(len(gzip.compress(path.read_bytes())) for path in page) <= 150 * 1024
+    bundled = [path for path in files if path.suffix in (".js", ".css")]
+    assert {path.name for path in bundled} == {"board.js", "board.css"} | later
+    packed = {path: path.with_name(path.name + ".gz") for path in bundled}
+    assert {*files} == {*bundled, *packed.values(), bundle / "index.html"}
+    assert all(gzip.decompress(small.read_bytes()) == path.read_bytes() for path, small in packed.items())
+    assert sum(small.stat().st_size for path, small in packed.items() if path.name not in later) <= 150 * 1024
 
 
 def test_the_page_obeys_its_content_security_policy(bundle: Path):

@@ -1,16 +1,19 @@
 """The page is answered before the runs are open; requests for data wait for them."""
 
 import asyncio
+import gzip
 import json
 from concurrent.futures import Future
 from threading import Event
 
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from cavesson.board import site
 from cavesson.board.page import VIEWS
+from cavesson.board.security import Guard
 from cavesson.board.site import Site
 
 
@@ -111,6 +114,32 @@ def test_the_page_has_its_files_and_views_and_nothing_else(static):
     for path in ("/../x", "/board.js/x", "/favicon.ico", "/tokens/"):
         assert asyncio.run(answered(app, path))[0] == 404, path
     assert asyncio.run(answered(app, "/", "POST"))[0] == 405
+
+
+def test_the_files_of_the_page_are_sent_compressed_and_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "STATIC", tmp_path)
+    script = b"let recorded = 1;" * 1000
+    (tmp_path / "index.html").write_text("this is the page")
+    (tmp_path / "board.js").write_bytes(script)
+    (tmp_path / "board.js.gz").write_bytes(gzip.compress(script))
+    client = TestClient(Guard(Site(Future()), None), base_url="http://127.0.0.1:6008")
+    sizes = {}
+    for encoding in ("gzip, deflate, br", "identity"):
+        first = client.get("/board.js", headers={"accept-encoding": encoding})
+        assert (first.status_code, first.content, first.headers["cache-control"]) == (200, script, "no-cache")
+        assert first.headers.get("content-encoding") == ("gzip" if "gzip" in encoding else None)
+        sizes[first.headers["etag"]] = int(first.headers["content-length"])
+        again = client.get("/board.js", headers={"accept-encoding": encoding, "if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+    assert sorted(sizes.values()) == [len(gzip.compress(script)), len(script)]
+    (tmp_path / "board.js").write_bytes(script[:-17])  # built again
+    asked = {"accept-encoding": "identity", "if-none-match": ", ".join(sizes)}
+    assert client.get("/board.js", headers=asked).content == script[:-17]
+    # The page of a view that there is not is not the same answer as the page.
+    page = client.get("/")
+    assert client.get("/nonsense", headers={"if-none-match": page.headers["etag"]}).status_code == 404
+    assert client.get("/board.js.gz").text == page.text
+    assert client.get("/api").headers["cache-control"] == "no-store"
 
 
 def test_without_a_page_it_is_said_how_to_build_it(tmp_path, monkeypatch):

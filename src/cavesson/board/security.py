@@ -23,7 +23,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
 }
 MAX_BODY = 1_000_000
 TOO_LONG = f"the body has more than {MAX_BODY} bytes"
@@ -74,7 +73,10 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                # What is recorded is never kept on disk; the page itself says otherwise of its own files.
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         refusal = self._refusal(scope)

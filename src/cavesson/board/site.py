@@ -3,8 +3,10 @@
 import asyncio
 import re
 from concurrent.futures import Future
+from pathlib import Path
 from threading import Event
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,7 +30,7 @@ class Site:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["path"].startswith("/api/"):
-            await _page(scope["path"], scope["method"])(scope, receive, send)
+            await _page(scope["path"], scope["method"], Headers(scope=scope))(scope, receive, send)
             return
         if self.opening is not None and FIRST.fullmatch(scope["path"]):
             query = scope["query_string"].decode("latin-1")
@@ -58,11 +60,11 @@ def _keeping(opening: Opening, path: str, query: str, send: Send) -> Send:
     return send_and_keep
 
 
-def _page(path: str, method: str) -> Response:
+def _page(path: str, method: str, asked: Headers) -> Response:
     """Return a file of the page, or the page itself for its views and, with status 404, for a view that it lacks."""
     if method not in ("GET", "HEAD"):
         return refuse("the page is read-only", 405)
-    files = {f"/{file.name}": file for file in STATIC.iterdir()} if STATIC.is_dir() else {}
+    files = {f"/{file.name}": file for file in STATIC.iterdir() if file.suffix in MEDIA} if STATIC.is_dir() else {}
     if "/index.html" not in files:
         return refuse(NO_PAGE, 404)
     name = path.removeprefix("/")
@@ -70,4 +72,18 @@ def _page(path: str, method: str) -> Response:
         return refuse(f"there is no page {visible(path)}", 404)
     file = files.get(path, files["/index.html"])
     status = 200 if path in files or name in ("", *VIEWS) else 404
-    return Response(file.read_bytes(), status, media_type=MEDIA.get(file.suffix, "application/octet-stream"))
+    return _file(file, status, asked)
+
+
+def _file(file: Path, status: int, asked: Headers) -> Response:
+    """Return a file of the page, compressed if the build did so, or only that the browser has it already."""
+    packed = file.with_name(file.name + ".gz")
+    sent = packed if "gzip" in asked.get("accept-encoding", "") and packed.is_file() else file
+    kept = sent.stat()
+    tag = f'"{kept.st_mtime_ns:x}-{kept.st_size:x}"'
+    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    if status == 200 and tag in asked.get("if-none-match", ""):
+        return Response(None, 304, headers)
+    if sent is packed:
+        headers["content-encoding"] = "gzip"
+    return Response(sent.read_bytes(), status, headers, MEDIA[file.suffix])

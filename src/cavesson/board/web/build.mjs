@@ -22,8 +22,10 @@ const licensed = {
           (name) => `/*! ${name}\n${readFileSync(join(here, "node_modules", name, "LICENSE"), "utf8").trim()}\n*/\n`,
         );
         const content = Buffer.concat([Buffer.from(notices.join("")), contents]);
+        const packed = gzipSync(content, { level: 9 });
         writeFileSync(path, content);
-        const size = `${(content.length / 1024).toFixed(0)} KB, ${(gzipSync(content).length / 1024).toFixed(1)} KB gzipped`;
+        writeFileSync(`${path}.gz`, packed); // what the board sends
+        const size = `${(content.length / 1024).toFixed(0)} KB, ${(packed.length / 1024).toFixed(1)} KB gzipped`;
         console.log(`${basename(path)} ${size}, with ${packages.join(", ")}`);
       }
     });
