@@ -127,13 +127,13 @@ def interactions(summary: dict[str, Any]) -> list[Interaction]:
     ]
 
 
-def timed(server: Server, one: Interaction, times: int, seed: int) -> Iterator[float]:
+def timed(server: Server, run: str, one: Interaction, times: int, seed: int) -> Iterator[float]:
     """Yield the milliseconds that each request took."""
     chance = random.Random(seed)
     for _ in range(times):
         parameters = one.parameters(chance)
         start = time.perf_counter()
-        server.get(f"runs/0/{one.path}", **parameters)
+        server.get(f"runs/{run}/{one.path}", **parameters)
         yield 1_000 * (time.perf_counter() - start)
 
 
@@ -141,8 +141,10 @@ def rollouts(server: Server, summary: dict[str, Any], times: int) -> Iterator[fl
     """Yield the milliseconds that opening a rollout took, with its tokens."""
     chance = random.Random(7)
     for _ in range(times):
-        row = server.get("runs/0/rows", offset=chance.randrange(summary["rollouts"]), limit=1)["rows"][0]
-        place = f"runs/0/rollouts/{row['step']}/{row['sample']}"
+        row = server.get(f"runs/{summary['run']}/rows", offset=chance.randrange(summary["rollouts"]), limit=1)["rows"][
+            0
+        ]
+        place = f"runs/{summary['run']}/rollouts/{row['step']}/{row['sample']}"
         start = time.perf_counter()
         server.get(place)
         server.get(f"{place}/tokens")
@@ -170,7 +172,7 @@ def main() -> None:
         summary = server.get("runs")[0]
         print(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens; memory {server.memory()[0]:.0f} MiB")
         for one in interactions(summary):
-            report(one.name, one.limit, list(timed(server, one, given.times, seed=1)))
+            report(one.name, one.limit, list(timed(server, summary["run"], one, given.times, seed=1)))
         report("open a rollout", 100, list(rollouts(server, summary, given.times)))
         print(f"memory {server.memory()[0]:.0f} MiB, at most {server.memory()[1]:.0f} MiB")
 

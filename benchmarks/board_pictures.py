@@ -19,7 +19,7 @@ PICTURES = {
     "board-step": ("step?step=19", 1200, 560),
     "board-responses": ("responses?q=wonderful&sort=-reward&at=18.6", 1200, 620),
     "board-patterns": ("patterns?kind=word&sort=reward_effect", 1200, 760),
-    "board-compare": ("compare?sides=0%400-3,0%4016-19", 1340, 760),
+    "board-compare": ("compare?sides={run}%400-3,{run}%4016-19", 1340, 760),
 }
 """By name: the address, and the size of the window in pixels."""
 
@@ -33,13 +33,14 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with Server(given.run) as server, sync_playwright() as playwright:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
+        run = server.get("runs")[0]["run"]
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         wrong: list[str] = []
         for name, (address, width, height) in PICTURES.items():
             page = browser.new_page(viewport={"width": width, "height": height})
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on("response", lambda one: wrong.append(f"{one.status} {one.url}") if one.status >= 400 else None)
-            page.goto(f"{server.base}/{address}")
+            page.goto(f"{server.base}/{address.format(run=run)}")
             page.wait_for_load_state("networkidle")
             page.screenshot(path=given.out / f"{name}.png")
             page.close()

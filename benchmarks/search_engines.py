@@ -40,10 +40,10 @@ PAGE = 50  # hits of the first answer
 CHECKED = 2 * BLOCK  # rows in which every answer is compared with a scan in Python
 PAD = "\1\1"  # follows every indexed text, so that its last characters start a trigram as well
 QUERIES = {
-    "word": [Selection(run=0, q=q) for q in WORDS],
-    "phrase": [Selection(run=0, q=q) for q in PHRASES],
-    "expression": [Selection(run=0, q=q, regex=True) for q in EXPRESSIONS],
-    "filtered": [Selection(run=0, q=q, filter="reward > 1.5") for q in ("sta", "的", "xyzzy", "con de")],
+    "word": [Selection(run="run", q=q) for q in WORDS],
+    "phrase": [Selection(run="run", q=q) for q in PHRASES],
+    "expression": [Selection(run="run", q=q, regex=True) for q in EXPRESSIONS],
+    "filtered": [Selection(run="run", q=q, filter="reward > 1.5") for q in ("sta", "的", "xyzzy", "con de")],
 }
 
 

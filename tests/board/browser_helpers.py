@@ -36,6 +36,7 @@ COLUMNS = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward",
 
 
 VIEWS = {
+    "runs": ".runs td",
     "overview": ".plot canvas",
     "step": ".group .siblings button b",
     "responses": '.tr[data-row="5"] .td',

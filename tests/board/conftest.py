@@ -7,7 +7,7 @@ from index_helpers import new_run, record
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A run of 12 steps, 8 rollouts each, two for each prompt."""
-    folder = new_run(tmp_path_factory.mktemp("board") / "a run")
+    folder = new_run(tmp_path_factory.mktemp("board") / "run")
     record(folder, range(12), batch=8)
     return folder
 
@@ -35,5 +35,5 @@ def runs_told(tmp_path_factory):
 def board_told(runs_told):
     """The board of both, in its own process, with what the doctor finds."""
     with BoardProcess(*runs_told) as board:
-        wait_for(lambda: all(board.json(f"api/runs/{run}/findings") is not None for run in range(len(runs_told))))
+        wait_for(lambda: all(board.json(f"api/runs/{run}/findings") is not None for run in ("first", "second")))
         yield board

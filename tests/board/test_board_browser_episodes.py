@@ -124,7 +124,7 @@ def test_the_table_shows_answers_and_tools_and_is_filtered_by_calls(browser, boa
         page.locator("input.filter").fill('tool == "multiply" and error')
         page.keyboard.press("Enter")
         expect(page.locator(".tr .td.words").last).to_have_text("I cannot tell.")
-    with opened(browser, f"{board.address}/responses?run=1&filter=turns+>+2", forgiven="400") as page:
+    with opened(browser, f"{board.address}/responses?run=imported&filter=turns+>+2", forgiven="400") as page:
         expect(page.locator("main")).to_contain_text("this run has no recorded turns")
 
 
@@ -149,11 +149,11 @@ def test_step_and_overview_show_tools_and_a_saved_page_does_too(browser, board, 
 
 @pytest.mark.slow
 def test_marks_of_a_template_are_shown_as_a_conversation_and_markup_as_text(browser, board):
-    with opened(browser, f"{board.address}/responses?run=1&at=0.0&step=0") as page:
+    with opened(browser, f"{board.address}/responses?run=imported&at=0.0&step=0") as page:
         expect(page.locator(".turn.tool")).to_have_count(1)
         assert turns(page) == ["Assistant", "Tool", "Assistant"]
         assert page.locator(".detail h3:has-text('Response') + .conversation").get_by_text("<|im_end|>").count() == 0
-        go(page, "/responses?run=1&at=0.1&step=0&shown=markdown")
+        go(page, "/responses?run=imported&at=0.1&step=0&shown=markdown")
         rendered = page.locator(".detail .rendered")
         expect(rendered).to_have_count(1)
         expect(rendered).to_contain_text('<img src=x onerror="window.hacked=1">')

@@ -106,7 +106,7 @@ NOTHING = {
     "nonsense": "There is no such page: nonsense.",
     "overview?run=7": "There is no run 7 on this board.",
     "step?run=x": "There is no run x on this board.",
-    "compare?sides=0,7": "There is no run 7 on this board.",
+    "compare?sides=run,7": "There is no run 7 on this board.",
     "step?step=99": "Step 99 is not recorded",
     "tokens?step=1&sample=99": "has no sample 99 in step 1",
 }

@@ -24,7 +24,7 @@ def board(tmp_path_factory):
         yield board
 
 
-@pytest.mark.parametrize("run", [0, 1])
+@pytest.mark.parametrize("run", ["measured", "bare"])
 def test_they_are_shown_and_padding_is_not(browser, board, run):
     with opened(browser, f"{board.address}/tokens?run={run}&step=0&sample=0") as page:
         expect(page.locator(".tok")).to_have_text(["7", "tool", "says", "done"], use_inner_text=True)

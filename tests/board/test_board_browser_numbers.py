@@ -280,7 +280,7 @@ def test_a_search_goes_on_while_hits_are_verified(browser, board_told, rows, fir
 
     matching = [row for row in rows if "#" in row["response"]]
     with opened(browser, f"{board_told.address}/step") as page:
-        page.route(re.compile("/api/runs/0/(rows|hits)[?].*q="), slowly)
+        page.route(re.compile("/api/runs/first/(rows|hits)[?].*q="), slowly)
         go(page, "/responses?q=%23")
         count = page.locator(".bar output")
         expect(count).to_have_text("at most 99 rollouts")
@@ -356,13 +356,13 @@ def means(rows) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("sides", ["0,1", "0@0-3,0@6-9"])
+@pytest.mark.parametrize("sides", ["first,second", "first@0-3,first@6-9"])
 def test_who_wins_where(browser, board_told, runs_told, sides, split):
     found = []
     for side in sides.split(","):
         run, _, steps = side.partition("@")
         low, high = map(int, steps.split("-")) if steps else (0, STEPS)
-        side_rows = of_split(cavesson.open(runs_told[int(run)]).rows(), split).to_pylist()
+        side_rows = of_split(cavesson.open(runs_told[("first", "second").index(run)]).rows(), split).to_pylist()
         side_rows = [row for row in side_rows if low <= row["step"] <= high]
         found.append(means(side_rows))
     common = set(found[0]) & set(found[1])
@@ -416,7 +416,7 @@ def test_more_like_this_shares_phrases(browser, board_told, rows):
 
 
 def test_the_fields_of_the_sides_that_remain_keep_their_own_steps(browser, board_told):
-    with opened(browser, f"{board_told.address}/compare?sides=0%400-2,0%403-5,0%406-8") as page:
+    with opened(browser, f"{board_told.address}/compare?sides=first%400-2,first%403-5,first%406-8") as page:
         fields = page.locator(".side input.steps")
         expect(fields).to_have_count(3)
         page.locator(".side").nth(0).get_by_role("button").click()

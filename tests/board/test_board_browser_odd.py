@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 from cavesson.record import Recorder, write_run
 
 LONG = "reward_whose_name_is_longer_than_any_line_of_the_page_" * 3
-TALE, LOSSES, NOTHING, LARGE = range(4)
-"""The runs by their numbers on the board."""
+TALE, LOSSES, NOTHING, LARGE = NAMES = ("tale", "losses", "nothing", "large-" * 30)
+"""The runs by their names on the board."""
 
 
 def record_nothing(folder, steps=3):
@@ -32,19 +32,18 @@ def record_nothing(folder, steps=3):
 def odd(tmp_path_factory):
     """The board of a usual run, of one without rollouts, of one without numbers, and of one with large ones."""
     folder = tmp_path_factory.mktemp("odd")
-    names = ["tale", "losses", "nothing", "large-" * 30]
-    record_run(folder / names[TALE], steps=3)
-    write_run(folder / names[LOSSES], {"algorithm": "sft"})
-    with Recorder(folder / names[LOSSES]) as recorder:
+    record_run(folder / TALE, steps=3)
+    write_run(folder / LOSSES, {"algorithm": "sft"})
+    with Recorder(folder / LOSSES) as recorder:
         for step in range(5):
             recorder.metrics(step, {"loss/total": 1.0 / (step + 1)})
-    record_nothing(folder / names[NOTHING])
-    with Recorder(folder / names[LARGE]) as recorder:
+    record_nothing(folder / NOTHING)
+    with Recorder(folder / LARGE) as recorder:
         for step in range(3):
             parts = [{LONG + "a": 1e9, LONG + "b": -1e-9}] * 2
             rows = {"prompt": ["a"] * 2, "response": ["b"] * 2, "reward": [-1e6, -2e6 * step], "reward_parts": parts}
             recorder.rollouts(step, rows)
-    with BoardProcess(*(folder / name for name in names)) as board:
+    with BoardProcess(*(folder / name for name in NAMES)) as board:
         yield board
 
 

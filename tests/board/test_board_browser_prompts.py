@@ -178,7 +178,7 @@ def test_a_prompt_is_searched_by_keyboard(browser, board_told, table):
 def test_a_compared_prompt_is_found_and_shows_all_responses_of_both_sides(
     browser, board_told, runs_told, rows, tmp_path
 ):
-    with opened(browser, f"{board_told.address}/compare?sides=0%400-3,1") as page:
+    with opened(browser, f"{board_told.address}/compare?sides=first%400-3,second") as page:
         expect(page.locator(".wins .interval", has_text="%")).to_have_count(2)
         page.get_by_placeholder("Find a prompt").fill(id_of(PROMPT))
         expect(page.locator("article.group")).to_have_count(1)

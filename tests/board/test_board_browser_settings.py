@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from urllib.parse import quote
 
 import pytest
 from browser_helpers import BoardProcess, go, opened, record_run, settle
@@ -31,11 +32,11 @@ def board(tmp_path_factory):
 
 
 def test_the_settings_of_a_run_are_read_searched_and_linked_to(browser, board):
-    with opened(browser, f"{board.address}/overview?run=1") as page:
+    with opened(browser, f"{board.address}/overview?run=faster") as page:
         page.locator(".plot canvas").first.wait_for()
         page.keyboard.press("g")
         page.keyboard.press("e")
-        expect(page).to_have_url(re.compile(r"/settings\?run=1"))
+        expect(page).to_have_url(re.compile(r"/settings\?run=faster"))
         titles = page.locator(".settings h2")
         expect(titles).to_have_text(["General", "optimizer", "rewards", "cleaning", "General", "versions"])
         lines = page.locator(".settings tr")
@@ -43,7 +44,7 @@ def test_the_settings_of_a_run_are_read_searched_and_linked_to(browser, board):
         page.get_by_role("searchbox").fill("WEIGHT")
         expect(lines).to_have_count(2)
         expect(page).to_have_url(re.compile("setting=WEIGHT"))
-    with opened(browser, f"{board.address}/settings?run=0&setting=rate") as page:
+    with opened(browser, f"{board.address}/settings?run=base&setting=rate") as page:
         expect(page.locator(".settings tr")).to_have_text(["optimizer.learning_rate0.000001"])
         page.get_by_role("searchbox").fill("nothing of this")
         expect(page.locator(".empty")).to_have_text("No setting matches.")
@@ -51,7 +52,7 @@ def test_the_settings_of_a_run_are_read_searched_and_linked_to(browser, board):
 
 @pytest.mark.slow
 def test_compare_shows_what_differs_first(browser, board):
-    with opened(browser, f"{board.address}/compare?sides=0,1") as page:
+    with opened(browser, f"{board.address}/compare?sides=base,faster") as page:
         lines = page.locator(".differing tbody tr")
         expect(lines.first).to_be_visible()
         assert "optimizer.learning_rate\t0.000001\t0.000003" in lines.all_inner_texts()
@@ -61,28 +62,28 @@ def test_compare_shows_what_differs_first(browser, board):
         expect(page).to_have_url(re.compile("settings=all"))
         assert "steps\t20\t20" in lines.all_inner_texts()
         page.locator(".differing").get_by_role("link", name="faster").click()
-        expect(page).to_have_url(re.compile(r"/settings\?run=1"))
+        expect(page).to_have_url(re.compile(r"/settings\?run=faster"))
 
 
 @pytest.mark.slow
 def test_runs_with_different_rewards_are_not_ranked(browser, board):
-    same = board.json("api/compare?runs=0,1")
+    same = board.json("api/compare?runs=base,faster")
     assert same["rewards_differ"] == [] and same["wins"][1][0] == same["total"] > 0, (
         "the order of rewards is not a difference"
     )
-    told = board.json("api/compare?runs=0,2")
+    told = board.json("api/compare?runs=base,others")
     assert told["rewards_differ"] == ["rewards"] and told["wins"] is told["ties"] is told["differences"] is None
     assert [side["mean"] is not None for side in told["sides"]] == [True, True]
-    assert board.json("api/compare?runs=2@0-1,2@2-2")["wins"] is not None
+    assert board.json("api/compare?runs=others@0-1,others@2-2")["wins"] is not None
     for language, sign in {"en-US": "nothing is ranked", "zh-CN": "不排名", "vi-VN": "không xếp hạng"}.items():
-        with opened(browser, f"{board.address}/compare?sides=0,2", language=language) as page:
+        with opened(browser, f"{board.address}/compare?sides=base,others", language=language) as page:
             alert = page.get_by_role("alert")
             expect(alert).to_contain_text(sign)
             expect(alert).to_contain_text("(rewards)" if language == "en-US" else "rewards")
             page.locator(".siblings button").first.wait_for()
             expect(page.locator(".wins tbody td.number")).to_have_count(4)
             assert page.locator(".group header b").count() == 0
-    with opened(browser, f"{board.address}/compare?sides=0,1") as page:
+    with opened(browser, f"{board.address}/compare?sides=base,faster") as page:
         expect(page.locator(".wins tbody td.number")).to_have_count(6)
         assert page.get_by_role("alert").count() == 0
 
@@ -94,8 +95,8 @@ def test_parts_that_only_one_run_has_are_a_difference(tmp_path):
     for name, parts in (("a", {"x": 1.0}), ("b", {"x": 1.0, "y": 0.0}), ("c", {"x": 2.0})):
         record(new_run(tmp_path / name), [0], reward_parts=[parts] * 6)
     client = client_of(board_of(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
-    assert client.get("/api/compare?runs=0,1").json()["rewards_differ"] == ["part/y"]
-    assert client.get("/api/compare?runs=0,2").json()["rewards_differ"] == []
+    assert client.get("/api/compare?runs=a,b").json()["rewards_differ"] == ["part/y"]
+    assert client.get("/api/compare?runs=a,c").json()["rewards_differ"] == []
 
 
 HOSTILE = "x\x1b[31m\u202eturned\u2066"
@@ -153,10 +154,10 @@ def test_no_name_of_a_record_acts_on_the_page(browser, hostile):
 
 
 def test_patterns_whose_curves_coincide_are_one_line_with_all_names(browser, hostile):
-    found = hostile.json("api/runs/0/patterns?kind=all&limit=30")["patterns"]
+    found = hostile.json(f"api/runs/{quote(hostile.json('api/runs')[0]['run'])}/patterns?kind=all&limit=30")["patterns"]
     shares = [tuple(one["share"]) for one in found]
     assert len(set(shares)) < len(shares), "some patterns always stand together"
-    with opened(browser, f"{hostile.address}/patterns?run=0") as page:
+    with opened(browser, f"{hostile.address}/patterns") as page:
         lines = page.locator(".legend .keys")
         lines.first.wait_for()
         drawn = [line for line in lines.all_inner_texts() if line]

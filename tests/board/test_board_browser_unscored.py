@@ -33,7 +33,7 @@ def test_the_page_counts_them_and_shows_no_number(browser: Any, run: Path) -> No
         with opened(browser, f"{board.address}/step?step=1") as page:
             expect(page.locator("main")).to_contain_text("6 of 6 without a value")
             assert "NaN" not in page.locator("main").inner_text()
-        with opened(browser, f"{board.address}/compare?sides=0@0,0@1") as page:
+        with opened(browser, f"{board.address}/compare?sides=run@0,run@1") as page:
             expect(page.locator(".wins")).to_contain_text("3 of 6 without a reward")
             expect(page.locator(".wins")).to_contain_text("6 of 6 without a reward")
             assert "NaN" not in page.locator("main").inner_text()

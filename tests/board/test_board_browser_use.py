@@ -103,14 +103,14 @@ def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
 
 DEEP = {
     "overview?step=4&smooth=0.6&zero=1&x=2-8&band=spread": ".plot canvas",
-    "step?run=1&step=5&column=length": ".card canvas",
-    "responses?run=1&sort=-kl_k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
+    "step?run=second&step=5&column=length": ".card canvas",
+    "responses?run=second&sort=-kl_k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
     "responses?sort=length&at=6.3": ".detail .body",
     "tokens?step=7&sample=6&metric=value&strips=kl,entropy&stripes=1&token=3": ".tok.active",
     "patterns?kind=character&sort=frequency&step=3": ".patterns td",
     "prompt?sort=improved&solved=1.5": ".prompts td",
     "prompt?prompt=9ba1c20fec235cde&a=worst&b=3.2&order=-reward&step=3": ".prompt-responses td",
-    "compare?sides=0%400-3,1,0%406-9&sort=difference": "article.group",
+    "compare?sides=first%400-3,second,first%406-9&sort=difference": "article.group",
 }
 
 

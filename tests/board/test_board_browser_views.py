@@ -76,9 +76,9 @@ def test_the_language_is_chosen_and_kept(browser, board_told):
         tabs = page.get_by_role("navigation")
         for language in ("vi", "zh", "en"):
             page.locator("select.language").select_option(language)
-            expect(tabs.get_by_role("link").first).to_have_text(words(language)["overview"])
+            expect(tabs.get_by_role("link").first).to_have_text(words(language)["runs"])
             page.reload()
-            expect(tabs.get_by_role("link").first).to_have_text(words(language)["overview"])
+            expect(tabs.get_by_role("link").first).to_have_text(words(language)["runs"])
 
 
 def test_light_and_dark_are_chosen_and_kept(browser, board_told):
@@ -129,7 +129,7 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         settle(page)
         plain = page.evaluate(picture)
         found = {"en": diagnosis(*FINDINGS), "zh": diagnosis(finding("KL 失控")), "vi": diagnosis()}
-        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=found))
+        page.route("**/api/runs/first/findings", lambda route: route.fulfill(json=found))
         page.reload()
         panel = page.locator(".findings")
         expect(panel.locator("li")).to_have_count(3)
@@ -182,7 +182,7 @@ def test_where_nothing_was_found_it_is_said_how_much_was_looked_at(browser, boar
     """Without a summary, which files of earlier versions lack, nothing is shown rather than that all is well."""
     with opened(browser, board_told.address) as page:
         said = {name: {"summary": summary, "not_excluded": [], "last_step": 0, "findings": []} for name in LANGUAGES}
-        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=said))
+        page.route("**/api/runs/first/findings", lambda route: route.fulfill(json=said))
         page.goto(f"{board_told.address}/overview")
         page.locator(".plot canvas").first.wait_for()
         settle(page)

@@ -7,7 +7,7 @@ from episode_helpers import EPISODES, REWARDS, record_episodes
 
 import cavesson
 
-BASE = "/api/runs/0"
+BASE = "/api/runs/run"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_the_responses_to_a_prompt_side_by_side_are_the_answers(client):
 
 
 def test_a_comparison_shows_the_answer_of_the_newest_response(client):
-    answer = client.get("/api/compare", params={"runs": "0@0-0,0@1-1"}).json()
+    answer = client.get("/api/compare", params={"runs": "run@0-0,run@1-1"}).json()
     (prompt,) = answer["prompts"]
     for side in prompt["runs"]:
         own = [turn["text"] for turn in EPISODES[side["sample"]] if turn["role"] == "assistant"]

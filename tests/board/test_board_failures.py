@@ -3,13 +3,13 @@
 import pytest
 
 REFUSED = {
-    "runs/0/rollouts/1/999": 404,
+    "runs/run/rollouts/1/999": 404,
     "runs/7/info": 404,
-    "runs/0/rows?filter=reward+%3E": 400,
-    "runs/0/rows?limit=many": 422,
-    "runs/0/rows?limit=": 422,
-    "runs/7/info?run=0": 404,
-    "runs/0/nothing": 404,
+    "runs/run/rows?filter=reward+%3E": 400,
+    "runs/run/rows?limit=many": 422,
+    "runs/run/rows?limit=": 422,
+    "runs/7/info?run=run": 404,
+    "runs/run/nothing": 404,
 }
 
 

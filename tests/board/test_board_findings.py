@@ -8,11 +8,10 @@ import sys
 import pytest
 from board_helpers import board_of, client_of
 from browser_helpers import wait_for
-from index_helpers import new_run, record
+from index_helpers import followed, new_run, record
 
 import cavesson
 from cavesson.board import indexing
-from cavesson.board.indexing import start
 from cavesson.board.live import _position
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
@@ -44,7 +43,7 @@ def file_of(run):
 
 
 def found(board):
-    answer = client_of(board).get("/api/runs/0/findings")
+    answer = client_of(board).get("/api/runs/run/findings")
     assert answer.status_code == 200
     return answer.json()
 
@@ -91,10 +90,10 @@ def test_findings_of_an_earlier_version_are_shown_without_a_summary(run, board):
 
 
 def test_the_page_hears_of_a_look_though_nothing_was_recorded_meanwhile(run, board):
-    before = _position(board.run(0))
-    assert _position(board.run(0)) == before
+    before = _position(board.run("run"))
+    assert _position(board.run("run")) == before
     look(str(run), file_of(run), "v")
-    assert _position(board.run(0)) != before
+    assert _position(board.run("run")) != before
 
 
 def test_findings_of_a_run_that_was_in_the_same_place_before_are_not_shown(run, board):
@@ -116,7 +115,8 @@ def test_the_server_does_not_know_the_doctor():
 
 
 def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
-    [process] = start([(str(run), run / "index")])
+    following = followed((str(run), run / "index"))
+    [process] = following.processes
     try:
         wait_for(file_of(run).exists)
         first = read_findings(file_of(run))

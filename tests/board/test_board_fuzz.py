@@ -1,6 +1,7 @@
 """Records and requests from somebody who means harm: they are shown, or refused in one line, and nothing else."""
 
 import json
+import re
 import shutil
 import time
 
@@ -39,14 +40,14 @@ VIEWS = (
     "export?format=parquet", "stars", "prompts?sort=never",
     "groups/0/0",
 )  # fmt: skip
-OTHERS = ("/api/runs", "/api/compare?runs=0,0", "/api/compare?runs=0@0,0@1")
+OTHERS = ("/api/runs", "/api/compare?runs=run,run", "/api/compare?runs=run@0,run@1")
 
 
-def answers(client) -> dict:
-    """Every answer there is, each with its strict policy, and none a bug."""
+def answers(client, name="run") -> dict:
+    """Every answer there is about a run, each with its strict policy, and none a bug."""
     found = {}
-    for path in [f"/api/runs/0/{view}" for view in VIEWS] + list(OTHERS):
-        answer = client.get(path)
+    for path in [f"/api/runs/run/{view}" for view in VIEWS] + list(OTHERS):
+        answer = client.get(re.sub(r"\brun\b", name, path))
         assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY, path
         assert answer.status_code < 500, (path, answer.text)
         if answer.status_code >= 400:
@@ -74,20 +75,21 @@ def test_whatever_a_run_and_its_columns_are_called_it_is_shown_and_no_more(tmp_p
             recorder.rollouts(step, rows, tokens_of(step, 7))
             recorder.metrics(step, dict.fromkeys(NAMES, 0.5))
     before = files_of(tmp_path)
-    client = client_of(board_of(folder))
-    found = answers(client)
+    board = board_of(folder)
+    client = client_of(board)
+    found = answers(client, board.runs[0].key)
     assert all(answer.status_code == 200 for answer in found.values())
     (run,) = found["/api/runs"].json()
     assert run["name"] == name and sorted(run["columns"]["parts"]) == sorted(NAMES) and run["algorithm"] == NAMES[2]
-    rows = found["/api/runs/0/rows?limit=500"].json()["rows"]
+    rows = found["/api/runs/run/rows?limit=500"].json()["rows"]
     for column in ("split", "finish_reason", "response"):
         assert [row[column] for row in rows] == NAMES * 2, column
-    metrics = found["/api/runs/0/series"].json()["metrics"]
+    metrics = found["/api/runs/run/series"].json()["metrics"]
     assert metrics == {metric: [0.5, 0.5] for metric in NAMES}
     for part in NAMES:
-        got = client.get("/api/runs/0/histogram", params={"column": f"part/{part}"}).json()
+        got = client.get(f"/api/runs/{run['run']}/histogram", params={"column": f"part/{part}"}).json()
         assert sum(got["counts"]) == 14, part
-    disposition = found["/api/runs/0/export?format=csv"].headers["content-disposition"]
+    disposition = found["/api/runs/run/export?format=csv"].headers["content-disposition"]
     assert disposition.count('"') == 2 and "/" not in disposition and "\n" not in disposition
     added = files_of(tmp_path) - before
     assert all(path.parts[:2] == (name, "index") for path in added), added
@@ -144,17 +146,18 @@ def test_a_response_of_ten_megabytes(tmp_path):
     assert len(texts[0].encode()) > 10_000_000
     record(folder, [0], batch=3, response=texts, prompt=texts[::-1])
     started = time.monotonic()
-    client = client_of(board_of(folder))
-    found = answers(client)
+    board = board_of(folder)
+    client = client_of(board)
+    found = answers(client, board.runs[0].key)
     assert all(answer.status_code == 200 for answer in found.values())
-    rows = found["/api/runs/0/rows?limit=500"].json()["rows"]
+    rows = found["/api/runs/run/rows?limit=500"].json()["rows"]
     assert [row["response"] for row in rows] == [text[:300] for text in texts]
     got = ask(client, q="needle in the")
     (row,) = got["rows"]
     assert row["sample"] == 0 and row["response"][slice(*row["hit"])] == "needle in the"
     assert texts[0].encode("utf-16-le")[2 * row["excerpt_start"] :].startswith(row["response"].encode("utf-16-le"))
     assert [row["sample"] for row in ask(client, q="xxyz")["rows"]] == [1]
-    exported = [json.loads(line) for line in found["/api/runs/0/export?format=jsonl"].text.splitlines()]
+    exported = [json.loads(line) for line in found["/api/runs/run/export?format=jsonl"].text.splitlines()]
     assert [line["response"] for line in exported] == texts
     assert time.monotonic() - started < 120
 
@@ -184,11 +187,11 @@ def test_a_run_in_which_nothing_is_a_number(tmp_path):
             recorder.metrics(step, {"loss": np.nan})
     client = client_of(board_of(folder))
     found = answers(client)
-    assert [path for path, answer in found.items() if answer.status_code != 200] == ["/api/runs/0/heat"]
-    assert found["/api/runs/0/series"].json()["metrics"]["loss"] == [None, None]
-    assert found["/api/runs/0/histogram"].json()["missing"] == 12
-    assert [row["reward"] for row in found["/api/runs/0/rows?sort=-reward"].json()["rows"]] == [None] * 12
-    assert found["/api/compare?runs=0@0,0@1"].json()["total"] == 0
+    assert [path for path, answer in found.items() if answer.status_code != 200] == ["/api/runs/run/heat"]
+    assert found["/api/runs/run/series"].json()["metrics"]["loss"] == [None, None]
+    assert found["/api/runs/run/histogram"].json()["missing"] == 12
+    assert [row["reward"] for row in found["/api/runs/run/rows?sort=-reward"].json()["rows"]] == [None] * 12
+    assert found["/api/compare?runs=run@0,run@1"].json()["total"] == 0
 
 
 def test_a_run_without_tokens(tmp_path):
@@ -204,11 +207,11 @@ def test_a_run_without_tokens(tmp_path):
     client = client_of(board_of(folder))
     found = answers(client)
     refused = {path: answer.json()["error"] for path, answer in found.items() if answer.status_code != 200}
-    assert refused == {"/api/runs/0/heat": "no token of the run has the column 'kl_k1'"}
+    assert refused == {"/api/runs/run/heat": "no token of the run has the column 'kl_k1'"}
     assert found["/api/runs"].json()[0]["columns"]["tokens"] == []
-    rollout = found["/api/runs/0/rollouts/0/0"].json()
+    rollout = found["/api/runs/run/rollouts/0/0"].json()
     assert rollout["tokens"]["count"] == 0 and rollout["tokens"]["columns"] == [] and rollout["response"] == "a b"
-    assert found["/api/runs/0/rollouts/0/0/tokens"].content == b""
+    assert found["/api/runs/run/rollouts/0/0/tokens"].content == b""
 
 
 def test_a_bug_is_one_line_under_the_strict_policy(board, monkeypatch):
@@ -230,13 +233,13 @@ def test_stars_that_are_none_are_told_in_one_line(tmp_path):
     for content in (b"", b"[]", b'{"stars": 3}', b'{"stars": [{"step": 1}]}', b"\xff", b"[" * 100_000):
         (folder / "stars.json").write_bytes(content)
         for path in ("rows", "stars", "rollouts/0/0"):
-            answer = client.get(f"/api/runs/0/{path}")
+            answer = client.get(f"/api/runs/run/{path}")
             assert answer.status_code == 400 and "stars" in answer.json()["error"], content[:10]
-        put = client.put("/api/runs/0/stars/0/0", json={"note": "x"}, headers=ORIGIN)
+        put = client.put("/api/runs/run/stars/0/0", json={"note": "x"}, headers=ORIGIN)
         assert put.status_code == 400 and (folder / "stars.json").read_bytes() == content, "nothing is overwritten"
     (folder / "stars.json").unlink()
     (folder / "stars.json").symlink_to("/dev/zero")
-    answer = client.get("/api/runs/0/stars")
+    answer = client.get("/api/runs/run/stars")
     assert answer.status_code == 400 and "stars.json is a link that leads out of" in answer.json()["error"]
 
 
@@ -256,7 +259,7 @@ def test_sql_within_its_limits(client, folder, monkeypatch, query):
     monkeypatch.setattr(sql_module, "SECONDS", 1.0)
     monkeypatch.setattr(sql_module, "MEMORY", 128 << 20)
     before = files_of(folder)
-    answer = client.post("/api/runs/0/sql", json={"query": query}, headers=ORIGIN)
+    answer = client.post("/api/runs/run/sql", json={"query": query}, headers=ORIGIN)
     assert answer.status_code == 400 and "\n" not in answer.json()["error"], answer.text[:200]
     assert files_of(folder) == before
 
@@ -286,7 +289,7 @@ TEXT = st.text(max_size=30) | st.sampled_from([*NAMES, "-", "-reward", "reward",
 @example("series", {"names": ",,reward,", "points": "2"})
 @example("export", {"format": "csv", "q": "(", "regex": "1"})
 def test_no_parameters_break_a_view(client, view, parameters):
-    answer = client.get(f"/api/runs/0/{view}", params=parameters)
+    answer = client.get(f"/api/runs/run/{view}", params=parameters)
     assert answer.status_code in (200, 400, 404, 422), answer.text
     assert answer.status_code == 200 or "\n" not in answer.json()["error"]
 
@@ -295,10 +298,10 @@ def test_an_index_that_is_swapped_while_it_is_read_is_a_line_or_an_answer(tmp_pa
     folder = new_run(tmp_path / "run")
     record(folder, range(3))
     client = client_of(board_of(folder))
-    assert client.get("/api/runs/0/rows?q=the").status_code == 200
+    assert client.get("/api/runs/run/rows?q=the").status_code == 200
     for path in list((folder / "index").iterdir()):
         if path.name != "state.json":
             path.unlink()
     answers(client)
     indexed(folder)
-    assert client.get("/api/runs/0/rows").json()["total"] == 18
+    assert client.get("/api/runs/run/rows").json()["total"] == 18

@@ -58,7 +58,7 @@ def told(tmp_path_factory):
 
 
 def get(client, place: str):
-    answer = client.get(f"/api/runs/0/groups/{place}")
+    answer = client.get(f"/api/runs/run/groups/{place}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -94,8 +94,8 @@ def test_long_responses_and_large_groups_are_cut(told, monkeypatch):
 
 def test_a_group_that_is_not_there(told):
     client, _ = told
-    assert client.get("/api/runs/0/groups/3/99").status_code == 404
-    assert client.get("/api/runs/0/groups/x/1").status_code == 422
+    assert client.get("/api/runs/run/groups/3/99").status_code == 404
+    assert client.get("/api/runs/run/groups/x/1").status_code == 422
 
 
 def test_the_answer_of_an_episode_is_in_its_last_turn(tmp_path):

@@ -56,7 +56,7 @@ def ask(board: BoardProcess, query: str) -> tuple[int, Any, float]:
     """Return status and answer of a query, and how many seconds that took."""
     body = json.dumps({"query": query}).encode()
     headers = {"origin": board.address, "content-type": "application/json"}
-    request = urllib.request.Request(f"{board.address}/api/runs/0/sql", body, headers)
+    request = urllib.request.Request(f"{board.address}/api/runs/run/sql", body, headers)
     began = time.monotonic()
     try:
         with urllib.request.urlopen(request, timeout=90) as answer:
@@ -74,7 +74,7 @@ def test_slow_queries_delay_nothing_else(served):
     waits = []
     while any(thread.is_alive() for thread in threads):
         began = time.monotonic()
-        assert served.json("api/runs/0/rows?limit=5")["total"] == 18
+        assert served.json("api/runs/run/rows?limit=5")["total"] == 18
         waits.append(time.monotonic() - began)
         time.sleep(0.2)
     assert sorted(waits)[len(waits) // 2] < 4 and max(waits) < 9, waits  # a query ends after 10 s
@@ -115,7 +115,7 @@ def test_connections_that_send_half_a_request_are_ended_and_stop_nobody(run):
         assert len(held) - len(closed) <= MAX_CONNECTIONS  # the first made room for the last
         body = opened(board, b"")
         host = f"127.0.0.1:{board.port}"
-        head = f"PUT /api/runs/0/stars/0/0 HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
+        head = f"PUT /api/runs/run/stars/0/0 HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
         body.sendall(f"{head}content-type: application/json\r\ncontent-length: 100\r\n\r\n{{".encode())
         for connection in held:
             assert ended(connection)
@@ -233,10 +233,10 @@ def test_the_same_line_is_logged_once_a_minute():
 @pytest.mark.parametrize("name", ["run", "step", "sample"])
 def test_a_body_does_not_override_the_address(run, name):
     client = client_of(board_of(run))
-    answer = client.put("/api/runs/0/stars/1/1", json={"note": "x", name: 0}, headers=ORIGIN)
+    answer = client.put("/api/runs/run/stars/1/1", json={"note": "x", name: 0}, headers=ORIGIN)
     assert answer.status_code == 400 and answer.json()["error"].startswith(f"{name} is given twice")
-    assert client.post("/api/runs/0/sql", json={"query": "SELECT 1", "run": 7}, headers=ORIGIN).status_code == 400
-    assert client.get("/api/runs/0/stars").json() == []
+    assert client.post("/api/runs/run/sql", json={"query": "SELECT 1", "run": 7}, headers=ORIGIN).status_code == 400
+    assert client.get("/api/runs/run/stars").json() == []
 
 
 def test_formulas_are_texts_in_csv_and_numbers_are_numbers(tmp_path):
@@ -259,7 +259,7 @@ def test_formulas_are_texts_in_csv_and_numbers_are_numbers(tmp_path):
     folder = new_run(tmp_path / "run")
     both = [*formulas, *texts]
     record(folder, [0], batch=len(both), response=both, reward=[-1.5] * len(both))
-    answer = client_of(board_of(folder)).get("/api/runs/0/export", params={"format": "csv"})
+    answer = client_of(board_of(folder)).get("/api/runs/run/export", params={"format": "csv"})
     rows = list(csv.DictReader(io.StringIO(answer.text, newline="")))
     assert {row["reward"] for row in rows} == {"-1.5"}
     assert [row["response"] for row in rows] == [f"'{text}" for text in formulas] + texts

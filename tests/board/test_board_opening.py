@@ -10,8 +10,8 @@ from browser_helpers import BoardProcess, record_run
 
 from cavesson.board.opening import RUNS, SETTLED, Opening
 
-SERIES, QUERY = "/api/runs/0/series", "names=reward"
-COMPLETE = json.dumps([{"run": 0, "indexed": 1, "live": False}]).encode()
+SERIES, QUERY = "/api/runs/run/series", "names=reward"
+COMPLETE = json.dumps([{"run": "run", "indexed": 1, "live": False}]).encode()
 BODY = b'{"step": [0]}'
 
 
@@ -61,10 +61,10 @@ def test_each_is_answered_once_and_only_the_first_of_a_path_is_kept(run):
     opening = Opening([str(run)])
     keep_both(opening)
     opening.keep(SERIES, "names=length", b"{}")
-    opening.keep("/api/runs/1/series", QUERY, b"[]")
+    opening.keep("/api/runs/other/series", QUERY, b"[]")
     opening = Opening([str(run)])
     assert [opening.answer(SERIES, QUERY) for _ in range(2)] == [BODY, None]
-    assert opening.answer("/api/runs/1/series", QUERY) == b"[]"
+    assert opening.answer("/api/runs/other/series", QUERY) == b"[]"
     assert opening.answer(RUNS, "") == COMPLETE and not opening.is_kept()
 
 
@@ -135,8 +135,8 @@ def test_a_file_that_is_broken_is_as_none(run, cache):
 
 @pytest.mark.slow
 def test_the_next_start_answers_what_was_kept(tmp_path, cache):
-    folder = record_run(tmp_path / "real", steps=2)
-    asked = ["api/runs", "api/runs/0/series?" + urlencode({"names": "reward", "points": 400})]
+    folder = record_run(tmp_path / "run", steps=2)
+    asked = ["api/runs", "api/runs/run/series?" + urlencode({"names": "reward", "points": 400})]
     with BoardProcess(folder) as board:
         answers = [[board.json(one) for one in asked]]
     for path in (folder, *folder.rglob("*")):

@@ -17,7 +17,7 @@ from cavesson.record import Recorder, begin_attempt
 
 
 def get(client, path, **parameters):
-    answer = client.get(f"/api/runs/0/{path}", params=parameters)
+    answer = client.get(f"/api/runs/run/{path}", params=parameters)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -79,7 +79,7 @@ def test_what_solves_a_prompt_can_be_given(verdicts):
     assert got["solved_from"] == 0.0 and got["total"] == 5
     assert get(verdicts, "prompts", sort="never", solved=2.0)["total"] == 5
     assert get(verdicts, "prompts", sort="always", solved=2.0)["left_out"] == 0, "the split has prompts, if not these"
-    assert verdicts.get("/api/runs/0/prompts", params={"solved": "nan"}).status_code == 422
+    assert verdicts.get("/api/runs/run/prompts", params={"solved": "nan"}).status_code == 422
 
 
 def test_rewards_of_which_hardly_any_is_the_highest_tell_no_solution(tmp_path):
@@ -87,7 +87,7 @@ def test_rewards_of_which_hardly_any_is_the_highest_tell_no_solution(tmp_path):
     record(folder, range(17))  # 102 different rewards
     got = get(client_of(board_of(folder)), "prompts", sort="never")
     assert got["solved_from"] is None and got["total"] == 0
-    folder = new_run(tmp_path / "equal")
+    folder = new_run(tmp_path / "equal" / "run")
     record(folder, [0, 1], reward=np.ones(6))
     equal = client_of(board_of(folder))
     assert get(equal, "prompts", sort="always") == {
@@ -127,10 +127,10 @@ def test_a_prompt_of_the_other_split_is_shown_with_how_many_responses_are_left_o
 
 
 def test_a_prompt_that_a_run_does_not_have_is_said_so(verdicts):
-    answer = verdicts.get(f"/api/runs/0/prompts/{'0' * 16}")
+    answer = verdicts.get(f"/api/runs/run/prompts/{'0' * 16}")
     assert answer.status_code == 404 and answer.json() == {"error": f"run has no prompt {'0' * 16}"}
-    assert verdicts.get("/api/runs/0/prompts/../x").status_code == 404
-    assert verdicts.get("/api/runs/0/prompts/learned").status_code == 422
+    assert verdicts.get("/api/runs/run/prompts/../x").status_code == 404
+    assert verdicts.get("/api/runs/run/prompts/learned").status_code == 422
 
 
 def test_every_answer_with_a_prompt_names_it_by_its_id(client):
@@ -140,7 +140,7 @@ def test_every_answer_with_a_prompt_names_it_by_its_id(client):
         *get(client, "groups", step=3)["groups"],
         *get(client, "prompts")["prompts"],
         get(client, "rollouts/3/4"),
-        *client.get("/api/compare", params={"runs": "0@0-3,0@4-9"}).json()["prompts"],
+        *client.get("/api/compare", params={"runs": "run@0-3,run@4-9"}).json()["prompts"],
     ]
     assert len(shown) > 50 and all(line["prompt_id"] == expected[line["prompt"]] for line in shown)
 

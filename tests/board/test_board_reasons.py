@@ -29,7 +29,7 @@ def page_of(run):
 def test_a_rollout_has_the_scores_weights_and_reasons_of_its_parts(run):
     client = client_of(board_of(run))
     for sample in range(4):
-        got = client.get(f"/api/runs/0/rollouts/0/{sample}").json()
+        got = client.get(f"/api/runs/run/rollouts/0/{sample}").json()
         recorded = (PARTS[sample], WEIGHTS[sample], REASONS[sample], REWARDS[sample])
         assert (got["parts"], got["weights"], got["reasons"], got["reward"]) == recorded
         assert (got["gap"] is None) == (got["reward"] is None)

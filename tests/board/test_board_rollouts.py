@@ -20,7 +20,7 @@ HOSTILE = [
 ]
 
 
-def columns_of(client, path="/api/runs/0/rollouts/3/5"):
+def columns_of(client, path="/api/runs/run/rollouts/3/5"):
     described = client.get(path).json()["tokens"]
     data = client.get(described["url"]).content
     found = {}
@@ -47,12 +47,12 @@ def test_a_number_that_was_not_measured_is_nan(tmp_path):
     values[2, 0] = np.nan
     with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
         recorder.rollouts(0, rows_of(0, 6), tokens_of(0, 6) | {"value": values})
-    _, found = columns_of(client_of(board_of(folder)), "/api/runs/0/rollouts/0/2")
+    _, found = columns_of(client_of(board_of(folder)), "/api/runs/run/rollouts/0/2")
     assert math.isnan(found["value"][0]) and set(found["value"][1:].tolist()) <= {0.5}
 
 
 def test_a_rollout_has_its_row_and_its_siblings(client, folder):
-    got = client.get("/api/runs/0/rollouts/3/5").json()
+    got = client.get("/api/runs/run/rollouts/3/5").json()
     row, _ = cavesson.record.open(folder).rollout(3, 5)
     for name, value in row.items():
         if name in ("reward_parts", "reward_weights", "reward_reasons"):
@@ -74,7 +74,7 @@ def test_rollouts_are_walked_by_step_and_sample(tmp_path):
     client = client_of(board_of(folder))
     walked = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 7), (2, 9), (2, 40)]
     for before, (step, sample), behind in zip([None, *walked], walked, [*walked[1:], None], strict=False):
-        got = client.get(f"/api/runs/0/rollouts/{step}/{sample}").json()
+        got = client.get(f"/api/runs/run/rollouts/{step}/{sample}").json()
         there = [got[name] and (got[name]["step"], got[name]["sample"]) for name in ("previous", "next")]
         assert there == [before, behind], (step, sample)
 
@@ -85,7 +85,7 @@ def test_a_rollout_that_is_not_indexed_yet_is_shown(tmp_path):
     board_of(folder)
     record(folder, [1], attempt=0)
     client = client_of(Board([cavesson.record.open(folder)]))
-    got = client.get("/api/runs/0/rollouts/1/2").json()
+    got = client.get("/api/runs/run/rollouts/1/2").json()
     assert got["response"] and got["siblings"] == [] and got["previous"] is None and got["next"] is None
 
 
@@ -94,13 +94,15 @@ def test_a_text_of_many_megabytes_is_cut_and_says_so(tmp_path):
     long = "é🙂x" * 1_000_000
     record(folder, [0], batch=2, response=[long, "short"], prompt=["p", long[:2_000_000]])
     client = client_of(board_of(folder))
-    first, second = (client.get(f"/api/runs/0/rollouts/0/{i}").json() for i in (0, 1))
+    first, second = (client.get(f"/api/runs/run/rollouts/0/{i}").json() for i in (0, 1))
     assert first["response"] == long[:2_000_000] and first["response_truncated"] == 3_000_000
     assert first["prompt_truncated"] is None and first["ref_response_truncated"] is None
     assert second["prompt"] == long[:2_000_000] and second["prompt_truncated"] is None
 
 
-@pytest.mark.parametrize("path", ["0/rollouts/99/0", "0/rollouts/0/99", "1/rollouts/0/0", "0/rollouts/99/0/tokens"])
+@pytest.mark.parametrize(
+    "path", ["run/rollouts/99/0", "run/rollouts/0/99", "other/rollouts/0/0", "run/rollouts/99/0/tokens"]
+)
 def test_what_is_not_there_is_not_found(client, path):
     answer = client.get(f"/api/runs/{path}")
     assert answer.status_code == 404 and "\n" not in answer.json()["error"]
@@ -110,12 +112,12 @@ def test_hostile_texts_come_back_as_they_are(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], response=HOSTILE, prompt=HOSTILE[::-1], reward_parts=[{name: 1.0} for name in HOSTILE])
     client = client_of(board_of(folder))
-    rows = client.get("/api/runs/0/rows").json()["rows"]
+    rows = client.get("/api/runs/run/rows").json()["rows"]
     assert [row["response"] for row in rows] == HOSTILE and [row["prompt"] for row in rows] == HOSTILE[::-1]
     for i, text in enumerate(HOSTILE):
-        got = client.get(f"/api/runs/0/rollouts/0/{i}").json()
+        got = client.get(f"/api/runs/run/rollouts/0/{i}").json()
         assert got["response"] == text and got["parts"] == {text: 1.0}
-        assert client.get("/api/runs/0/rows", params={"sort": f"part/{text}"}).json()["rows"][0]["sample"] == i
+        assert client.get("/api/runs/run/rows", params={"sort": f"part/{text}"}).json()["rows"][0]["sample"] == i
         found = ask(client, q=text)
         assert [row["sample"] for row in found["rows"]] == [i], text
     assert not any(path.name.startswith("part") for path in (folder / "index").iterdir())
@@ -128,14 +130,14 @@ def test_tokens_that_are_parts_of_a_character_carry_their_bytes(tmp_path):
     ids = np.array([[0, 1, 2, 3, 4]])
     with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
         recorder.rollouts(0, rows_of(0, 1), {"mask": ids >= 0, "token_id": ids})
-    got = client_of(board_of(folder)).get("/api/runs/0/rollouts/0/0/texts").json()
+    got = client_of(board_of(folder)).get("/api/runs/run/rollouts/0/0/texts").json()
     assert got["texts"] == [" so", "\ufffd", "\ufffd", "\ufffd", "\ufffd?"]
     assert got["bytes"] == [None, [0xE5, 0xA5], [0xBD], [0xE4], None]
     assert bytes(got["bytes"][1] + got["bytes"][2]).decode() == "好"
 
 
 def test_whole_tokens_carry_no_bytes(client):
-    got = client.get("/api/runs/0/rollouts/3/5/texts").json()
+    got = client.get("/api/runs/run/rollouts/3/5/texts").json()
     assert got["bytes"] is None and got["texts"] and all(text.startswith("<") for text in got["texts"])
 
 

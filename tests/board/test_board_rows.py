@@ -15,7 +15,7 @@ KEYS = ("step", "sample")
 
 
 def get(client, path, **parameters):
-    answer = client.get(f"/api/runs/0/{path}", params=parameters)
+    answer = client.get(f"/api/runs/run/{path}", params=parameters)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -88,7 +88,7 @@ def test_hits_of_steps_that_are_far_apart_are_counted_alike(client, monkeypatch)
 
 @pytest.mark.parametrize("where", ["filter", "sort", "steps"])
 def test_what_cannot_be_read_is_one_plain_line(client, where):
-    answer = client.get("/api/runs/0/rows", params={where: "nonsense >"})
+    answer = client.get("/api/runs/run/rows", params={where: "nonsense >"})
     assert answer.status_code in (400, 422)
     assert list(answer.json()) == ["error"] and "\n" not in answer.json()["error"]
 

@@ -46,11 +46,11 @@ def test_a_regular_expression_finds_what_python_finds(client, q):
 def test_until_all_are_read_the_number_is_at_most(board, client, monkeypatch):
     monkeypatch.setattr(search_module, "PORTION", 4)
     monkeypatch.setattr(search_module, "PATIENCE", 0.0)
-    first = client.get("/api/runs/0/rows", params={"q": "[t]he con", "regex": 1}).json()
+    first = client.get("/api/runs/run/rows", params={"q": "[t]he con", "regex": 1}).json()
     assert (first["at_most"] and first["total"] <= first["most"] == 96 - 0) or first["most"] < 96
     got = ask(client, q="[t]he con", regex=1)
     assert keys(got) == expected(lambda text: "the con" in text) and got["most"] == got["total"]
-    steps = client.get("/api/runs/0/hits", params={"q": "[t]he con", "regex": 1}).json()
+    steps = client.get("/api/runs/run/hits", params={"q": "[t]he con", "regex": 1}).json()
     assert sum(steps["hits"]) == got["total"] and not steps["at_most"]
 
 
@@ -96,7 +96,7 @@ def test_an_expression_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("q", ["(", "a{1001}", "((a{100}){100}){100}", "(?=x)", r"\1", "[", "(?P<x>", "*", "\\"])
 def test_what_is_no_expression_is_one_plain_line(client, q):
-    answer = client.get("/api/runs/0/rows", params={"q": q, "regex": 1})
+    answer = client.get("/api/runs/run/rows", params={"q": q, "regex": 1})
     assert answer.status_code == 400
     assert "invalid regular expression" in answer.json()["error"] and "\n" not in answer.json()["error"]
 
@@ -182,7 +182,7 @@ def test_the_top_of_the_table_is_looked_at_first_and_then_what_the_index_names(b
 
     monkeypatch.setattr(board.scanner, "scan", scan)
     got = ask(client, q=q, regex=1, sort=sort, limit=3, filter="step >= 2")
-    wanted = client.get("/api/runs/0/rows", params={"sort": sort, "limit": 96}).json()["rows"]
+    wanted = client.get("/api/runs/run/rows", params={"sort": sort, "limit": 96}).json()["rows"]
     within = [row["row"] for row in wanted if row["step"] >= 2]
     assert asked[0] == within[:8]
     assert [row["row"] for row in got["rows"]] == [row for row in within if row in held][:3]

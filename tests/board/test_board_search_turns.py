@@ -120,7 +120,7 @@ def test_what_is_not_indexed_yet_counts_as_possible(tmp_path, monkeypatch):
     builder.update()
     board = board_of_index(folder)
     client = client_of(board)
-    found = client.get("/api/runs/0/rows", params={"q": "gamma"}).json()
+    found = client.get("/api/runs/run/rows", params={"q": "gamma"}).json()
     assert found["total"] == 0 and found["most"] == STEPS * BATCH
     filtered = ask(client, filter='"beta" in arguments and seconds >= 0.5')
     while builder.advance():
@@ -146,7 +146,7 @@ def test_the_top_of_the_table_is_searched_in_turns_too(board, client, monkeypatc
 
 
 def test_patterns_and_hits_count_what_turns_say(client):
-    hits = client.get("/api/runs/0/hits", params={"q": "gamma"}).json()
+    hits = client.get("/api/runs/run/hits", params={"q": "gamma"}).json()
     wanted = np.bincount([step for step, _ in expected("gamma")], minlength=STEPS)
     assert hits["hits"] == wanted.tolist()
 
@@ -169,7 +169,7 @@ def test_the_table_and_exports_are_filtered_by_what_calls_say(client, condition,
         if any(turn["role"] == "tool" and holds(turn) for turn in turns_of(step, sample))
     ]
     assert wanted and [(row["step"], row["sample"]) for row in ask(client, filter=condition)["rows"]] == wanted
-    lines = client.get("/api/runs/0/export", params={"filter": condition, "format": "jsonl"}).text.splitlines()
+    lines = client.get("/api/runs/run/export", params={"filter": condition, "format": "jsonl"}).text.splitlines()
     assert len(lines) == len(wanted)
     within = ask(client, filter=condition, steps="1-2", split="train")["rows"]
     assert [(row["step"], row["sample"]) for row in within] == [key for key in wanted if 1 <= key[0] <= 2]

@@ -14,7 +14,7 @@ from cavesson.board.security import CONTENT_SECURITY_POLICY, is_loopback
 from cavesson.board.serve import _address
 from cavesson.errors import UserError
 
-STAR = "/api/runs/0/stars/1/1"
+STAR = "/api/runs/run/stars/1/1"
 JSON = {"content-type": "application/json"}
 
 
@@ -78,7 +78,7 @@ def test_what_changes_something_needs_origin_and_json(client):
     assert text.status_code == 403
     cross = client.put(STAR, json={"note": "x"}, headers=ORIGIN | {"sec-fetch-site": "cross-site"})
     assert cross.status_code == 403
-    assert client.get("/api/runs/0/stars").json() == []
+    assert client.get("/api/runs/run/stars").json() == []
     assert client.put(STAR, json={"note": "x"}, headers=ORIGIN).status_code == 200
     assert client.delete(STAR, headers=ORIGIN).status_code == 200
     assert client.delete(STAR, headers=ORIGIN).status_code == 404
@@ -102,8 +102,8 @@ def test_a_token_is_needed_for_everything_and_stays_out_of_addresses(guarded):
     assert guarded.get("/api/runs", headers={"authorization": "Bearer s3cret"}).status_code == 200
     for wrong in ("Bearer ", "Bearer s3cre", "Basic s3cret", "s3cre", "Bearer é"):
         assert guarded.get("/api/runs", headers={"authorization": wrong.encode()}).status_code == 401, wrong
-    opened = guarded.get("/overview?run=0&token=s3cret&x=%26")
-    assert opened.status_code == 303 and opened.headers["location"] == "?run=0&x=%26"
+    opened = guarded.get("/overview?run=run&token=s3cret&x=%26")
+    assert opened.status_code == 303 and opened.headers["location"] == "?run=run&x=%26"
     cookie = opened.headers["set-cookie"]
     assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert guarded.get("/api/runs").status_code == 200, "the cookie is enough"
@@ -198,7 +198,7 @@ def test_no_address_leads_to_another_file(client, parts):
 @example("rollouts", "-1", "99999999999999999999")
 @example("rollouts", "１", "٣")
 def test_names_of_rollouts_are_numbers_or_refused(client, kind, step, sample):
-    answer = client.get(f"/api/runs/0/{kind}/{quote(step, safe='')}/{quote(sample, safe='')}")
+    answer = client.get(f"/api/runs/run/{kind}/{quote(step, safe='')}/{quote(sample, safe='')}")
     assert answer.status_code in (200, 404, 405, 422)
 
 
@@ -216,7 +216,7 @@ def test_names_of_rollouts_are_numbers_or_refused(client, kind, step, sample):
 @example({"q": "(", "regex": "1"})
 @example({"sort": "-" * 190})
 def test_no_query_breaks_the_table(client, parameters):
-    answer = client.get("/api/runs/0/rows", params=parameters)
+    answer = client.get("/api/runs/run/rows", params=parameters)
     assert answer.status_code in (200, 400, 422)
     assert answer.status_code == 200 or "\n" not in answer.json()["error"]
 

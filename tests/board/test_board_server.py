@@ -31,7 +31,7 @@ from cavesson.record.storage import Remote
 
 @pytest.fixture
 def own(tmp_path):
-    folder = new_run(tmp_path / "own")
+    folder = new_run(tmp_path / "run")
     record(folder, range(3))
     return folder
 
@@ -40,29 +40,29 @@ def test_stars_survive_a_restart(own):
     client = client_of(board_of(own))
     notes = {(1, 2): "look", (0, 5): "", (2, 1): "\x00 <b> 🙂 ../"}
     for (step, sample), note in notes.items():
-        answer = client.put(f"/api/runs/0/stars/{step}/{sample}", json={"note": note}, headers=ORIGIN)
+        answer = client.put(f"/api/runs/run/stars/{step}/{sample}", json={"note": note}, headers=ORIGIN)
         assert answer.json() == {"step": step, "sample": sample, "note": note}
-    assert client.put("/api/runs/0/stars/1/2", json={"note": "again"}, headers=ORIGIN).status_code == 200
-    assert client.put("/api/runs/0/stars/9/9", json={"note": ""}, headers=ORIGIN).status_code == 404
-    assert client.delete("/api/runs/0/stars/0/5", headers=ORIGIN).status_code == 200
+    assert client.put("/api/runs/run/stars/1/2", json={"note": "again"}, headers=ORIGIN).status_code == 200
+    assert client.put("/api/runs/run/stars/9/9", json={"note": ""}, headers=ORIGIN).status_code == 404
+    assert client.delete("/api/runs/run/stars/0/5", headers=ORIGIN).status_code == 200
     again = client_of(board_of(own))
-    assert [(s["step"], s["sample"], s["note"]) for s in again.get("/api/runs/0/stars").json()] == [
+    assert [(s["step"], s["sample"], s["note"]) for s in again.get("/api/runs/run/stars").json()] == [
         (1, 2, "again"),
         (2, 1, notes[2, 1]),
     ]
-    rows = again.get("/api/runs/0/rows", params={"starred": 1}).json()
+    rows = again.get("/api/runs/run/rows", params={"starred": 1}).json()
     assert [(row["step"], row["sample"], row["starred"], row["note"]) for row in rows["rows"]] == [
         (1, 2, True, "again"),
         (2, 1, True, notes[2, 1]),
     ]
-    assert again.get("/api/runs/0/rollouts/1/2").json()["note"] == "again"
+    assert again.get("/api/runs/run/rollouts/1/2").json()["note"] == "again"
     assert json.loads((own / "stars.json").read_text())["stars"][0]["note"] == "again"
 
 
 def test_half_a_surrogate_pair_in_a_note_is_refused_plainly(own):
     body = b'{"note": "\\ud800"}'
     headers = ORIGIN | {"content-type": "application/json"}
-    answer = client_of(board_of(own)).put("/api/runs/0/stars/1/2", content=body, headers=headers)
+    answer = client_of(board_of(own)).put("/api/runs/run/stars/1/2", content=body, headers=headers)
     assert answer.status_code == 400 and not (own / "stars.json").exists()
 
 
@@ -70,8 +70,8 @@ def test_half_a_surrogate_pair_in_a_note_is_refused_plainly(own):
 def test_an_export_holds_what_the_selection_means(own, form):
     client = client_of(board_of(own))
     parameters = {"format": form, "filter": "length > 3", "sort": "-reward", "steps": "1-2"}
-    answer = client.get("/api/runs/0/export", params=parameters)
-    assert answer.status_code == 200 and f'filename="own.{form}"' in answer.headers["content-disposition"]
+    answer = client.get("/api/runs/run/export", params=parameters)
+    assert answer.status_code == 200 and f'filename="run.{form}"' in answer.headers["content-disposition"]
     table = cavesson.record.open(own).rows(steps=[1, 2]).to_pylist(maps_as_pydicts="strict")
     wanted = sorted((t for t in table if t["length"] > 3), key=lambda t: -t["reward"])
     if form == "csv":
@@ -96,7 +96,7 @@ def test_what_json_hardly_can_say_is_said(tmp_path):
     folder = new_run(tmp_path / "run")
     (folder / "run.json").write_text(json.dumps({"name": "\ud800 half", "seed": 2**80, "nan": float("nan")}))
     client = client_of(board_of(folder))
-    info = json.loads(client.get("/api/runs/0/info").text)
+    info = json.loads(client.get("/api/runs/run/info").text)
     assert info == {"name": "\ud800 half", "seed": 2**80, "nan": None}
 
 
@@ -109,8 +109,8 @@ def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path
     while builder.update() or builder.advance():
         pass
     client = client_of(board)
-    assert client.get("/api/runs/0/rows").json()["total"] == 18
-    assert client.put("/api/runs/0/stars/1/2", json={"note": "x"}, headers=ORIGIN).status_code == 200
+    assert client.get("/api/runs/run/rows").json()["total"] == 18
+    assert client.put("/api/runs/run/stars/1/2", json={"note": "x"}, headers=ORIGIN).status_code == 200
     assert not (own / "index").exists() and not (own / "stars.json").exists()
     board.scanner.stop()
 
@@ -124,19 +124,19 @@ def test_rewards_that_are_not_finite_are_shown_as_missing(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], reward=np.array([1.0, np.nan, np.inf, -np.inf, 2.0, 3.0]))
     client = client_of(board_of(folder))
-    rows = client.get("/api/runs/0/rows").json()["rows"]
+    rows = client.get("/api/runs/run/rows").json()["rows"]
     assert [row["reward"] for row in rows] == [1.0, None, None, None, 2.0, 3.0]
-    got = client.get("/api/runs/0/histogram", params={"bins": 2}).json()
+    got = client.get("/api/runs/run/histogram", params={"bins": 2}).json()
     assert sum(got["counts"]) == 3 and got["missing"] == 3
     for path in ("series", "ridge", "patterns", "groups?step=0", "rollouts/0/2", "rows?sort=-reward"):
-        assert client.get(f"/api/runs/0/{path}").status_code == 200, path
+        assert client.get(f"/api/runs/run/{path}").status_code == 200, path
 
 
 def test_sql_is_limited_to_reading(own):
     client = client_of(board_of(own))
 
     def ask(query):
-        return client.post("/api/runs/0/sql", json={"query": query}, headers=ORIGIN)
+        return client.post("/api/runs/run/sql", json={"query": query}, headers=ORIGIN)
 
     got = ask("SELECT step, count(*) AS n FROM rows GROUP BY step ORDER BY step").json()
     assert got["columns"] == ["step", "n"] and got["rows"] == [[0, 6], [1, 6], [2, 6]] and not got["truncated"]
@@ -165,11 +165,11 @@ async def first_events(board, after, count, act=lambda: None):
 def test_events_tell_what_was_added(own):
     board = board_of(own)
     (event,) = asyncio.run(first_events(board, "", 1, lambda: (record(own, [3, 4], attempt=0), indexed(own))))
-    assert event["run"] == 0 and event["steps"] == [3, 4] and event["rollouts"] == 30
+    assert event["run"] == "run" and event["steps"] == [3, 4] and event["rollouts"] == 30
     # Whoever was away for a while gets at once what came meanwhile.
-    (missed,) = asyncio.run(first_events(board, "18.0.1.18.1.0", 1))
+    (missed,) = asyncio.run(first_events(board, "run=18.0.1.18.1.0", 1))
     assert missed["steps"] == [3, 4] and missed["cursor"] == event["cursor"]
-    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9.9.9"):
+    for cursor in ("nonsense", "run=1.2.3,x=4.5.6", "run=1.2", ",", "other=9.9.9.9.9.9", "run=x.1.1.1.1.1"):
         asyncio.run(first_events(board, cursor, 0))  # begins without an error
 
 
@@ -203,7 +203,7 @@ def test_metrics_that_come_after_the_rollouts_of_their_step_are_an_event_too(own
 
         (event,) = asyncio.run(first_events(board, "", 1, later))
     assert event["steps"] is None and event["rollouts"] == 24
-    got = client.get("/api/runs/0/series", params={"names": "loss,reward", "steps": "3-999999999"}).json()
+    got = client.get("/api/runs/run/series", params={"names": "loss,reward", "steps": "3-999999999"}).json()
     assert got["metrics"]["loss"] == [0.25] and got["rollups"]["reward"]["count"] == [6]
 
 
@@ -211,21 +211,21 @@ def test_another_run_that_is_begun_in_the_same_place_is_shown(own):
     board = board_of(own)
     client = client_of(board)
     for path in ("rows?sort=-reward", "series", "never-beats", "prompts", "compare"):
-        client.get(f"/api/runs/0/{path}")
+        client.get(f"/api/runs/run/{path}")
     shutil.rmtree(own)
     new_run(own, {"algorithm": "dpo"})
     rewards = np.array([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
     record(own, range(3), reward=rewards, response=["another"] * 6)
     indexed(own)
-    rows = client.get("/api/runs/0/rows?sort=-reward&limit=3").json()["rows"]
+    rows = client.get("/api/runs/run/rows?sort=-reward&limit=3").json()["rows"]
     assert [(row["sample"], row["reward"], row["response"]) for row in rows] == [(3, 6.0, "another")] * 3
     assert client.get("/api/runs").json()[0]["algorithm"] == "dpo"
-    assert client.get("/api/runs/0/rollouts/0/3").json()["response"] == "another"
-    assert client.get("/api/runs/0/series?names=reward").json()["rollups"]["reward"]["mean"] == [3.5] * 3
+    assert client.get("/api/runs/run/rollouts/0/3").json()["response"] == "another"
+    assert client.get("/api/runs/run/series?names=reward").json()["rollups"]["reward"]["mean"] == [3.5] * 3
 
 
 def test_an_empty_run_has_an_answer_for_everything(tmp_path):
-    folder = new_run(tmp_path / "empty")
+    folder = new_run(tmp_path / "run")
     client = client_of(board_of(folder))
     (run,) = client.get("/api/runs").json()
     assert run["steps"] is None and run["rollouts"] == 0
@@ -242,9 +242,9 @@ def test_an_empty_run_has_an_answer_for_everything(tmp_path):
         "stars",
         "rows?filter=reward>1",
     ):
-        answer = client.get(f"/api/runs/0/{path}")
+        answer = client.get(f"/api/runs/run/{path}")
         assert answer.status_code in (200, 400, 404), (path, answer.text)
-    assert client.get("/api/runs/0/histogram").json() == {
+    assert client.get("/api/runs/run/histogram").json() == {
         "error": "nothing is indexed yet: the run has just been opened, or has no rollouts"
     }
 
@@ -327,7 +327,7 @@ def test_it_ends_soon_whatever_it_is_asked_meanwhile(own, busy):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             if busy == "sql":
                 body = json.dumps({"query": "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"})
-                head = f"POST /api/runs/0/sql HTTP/1.1\r\norigin: http://127.0.0.1:{port}"
+                head = f"POST /api/runs/run/sql HTTP/1.1\r\norigin: http://127.0.0.1:{port}"
                 head += f"\r\ncontent-type: application/json\r\nhost: 127.0.0.1:{port}"
                 request = f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
             else:
@@ -376,10 +376,10 @@ def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
         deadline = time.monotonic() + 90
         while not (line := stream.readline()).startswith(b"data:"):
             assert time.monotonic() < deadline
-        assert json.loads(line[5:])["run"] == 0
+        assert json.loads(line[5:])["run"] == "later"
         wait_for(lambda: json.loads(fetch(f"{address}/api/runs")[1])[0]["rollouts"] == 12 or None)
         assert json.loads(fetch(f"{address}/api/runs")[1])[0]["algorithm"] == "ppo"
-        texts = json.loads(fetch(f"{address}/api/runs/0/rollouts/1/2/texts")[1])["texts"]
+        texts = json.loads(fetch(f"{address}/api/runs/later/rollouts/1/2/texts")[1])["texts"]
         assert set(texts) == {"y"}
     finally:
         process.kill()
@@ -402,16 +402,14 @@ def test_an_open_address_gets_a_token_and_says_so(own):
 
 
 def test_mistakes_on_the_command_line_are_one_or_two_plain_lines(tmp_path, own):
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    inside = own / "record"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for arguments, says in (
-            ((tmp_path / "none" / "of" / "these",), ["is not a run folder", "--wait"]),
-            ((empty,), ["is not a run folder", "--wait"]),
-            ((own, tmp_path / "none"), ["is not a run folder", "--wait"]),
-            ((own.parent,), [f"is not a run folder: it has no run.json; runs nearby: {own}"]),
-            ((own.parent, "--wait"), ["is not a run folder: it has no run.json"]),
+            ((tmp_path / "none" / "of" / "these", "--port", 0), ["is not a run folder", "--wait"]),
+            ((own, tmp_path / "none", "--port", 0), ["is not a run folder", "--wait"]),
+            ((inside, "--port", 0), [f"is not a run folder: it has no run.json; runs nearby: {own}"]),
+            ((inside, "--wait", "--port", 0), ["is not a run folder: it has no run.json"]),
             ((own, "--port", port), [f"port {port}"]),
         ):
             process = start_board(*arguments)

@@ -59,14 +59,14 @@ def test_the_page_does_not_wait_for_the_runs_and_the_data_does(static):
 def test_it_says_when_the_runs_are_needed(static):
     class Kept:
         def answer(self, path, query):
-            return {"/api/runs": b"kept", "/api/runs/0/series": b"kept, too"}.get(path)
+            return {"/api/runs": b"kept", "/api/runs/run/series": b"kept, too"}.get(path)
 
     async def visit():
         opening, asked = Future(), Event()
         app = Site(opening, Kept(), asked)
-        first = [await answered(app, path) for path in ("/", "/api/runs", "/api/runs/0/series")]
+        first = [await answered(app, path) for path in ("/", "/api/runs", "/api/runs/run/series")]
         assert [one[2] for one in first[1:]] == [b"kept", b"kept, too"] and not asked.is_set()
-        data = asyncio.ensure_future(answered(app, "/api/runs/0/info"))
+        data = asyncio.ensure_future(answered(app, "/api/runs/run/info"))
         await asyncio.sleep(0.01)
         assert asked.is_set() and not data.done()
         opening.set_result(PlainTextResponse("the runs"))

@@ -96,7 +96,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "never beats": ("never-beats", {}),
     "prompts": ("prompts", {"sort": "improved"}),
     "one prompt": (f"prompts/{id_of('prompt 1')}", {}),
-    "compare": ("compare", {"runs": "0@0-9,0@10-19"}),
+    "compare": ("compare", {"runs": "run@0-9,run@10-19"}),
     "extremes": ("rows", {"sort": "-reward", "steps": "6", "limit": 4}),
     "list": ("rows", {"sort": "step", "limit": 200}),
 }
@@ -106,7 +106,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_answer_is_that_of_a_record_with_this_split_only(records: Records, name: str, split: str) -> None:
     path, parameters = REQUESTS[name]
-    path = path if path == "compare" else f"runs/0/{path}"
+    path = path if path == "compare" else f"runs/run/{path}"
     wanted = without(get(records.alone[split], path, **parameters))
     assert without(get(records.both, path, split=split, **parameters)) == wanted
     given = without(get(records.both, path, **parameters))
@@ -121,8 +121,8 @@ def test_a_search_finds_responses_of_its_split_only(records: Records, q: str, sp
     got = ask(records.both, q=q, regex=regex, split=split)
     wanted = ask(records.alone[split], q=q, regex=regex)
     assert without(got) == without(wanted)
-    hits = get(records.both, "runs/0/hits", q=q, regex=regex, split=split)
-    assert hits == get(records.alone[split], "runs/0/hits", q=q, regex=regex)
+    hits = get(records.both, "runs/run/hits", q=q, regex=regex, split=split)
+    assert hits == get(records.alone[split], "runs/run/hits", q=q, regex=regex)
     assert q == "b?[x-z]" or sum(hits["hits"]) == got["total"] > 0
 
 
@@ -130,7 +130,7 @@ def test_a_search_finds_responses_of_its_split_only(records: Records, q: str, sp
 @pytest.mark.parametrize("kind", ["word", "character"])
 def test_patterns_are_counted_in_one_split(records: Records, kind: str, split: str) -> None:
     def table(client: TestClient, **parameters: Any) -> Any:
-        got = get(client, "runs/0/patterns", kind=kind, limit=1000, buckets=5, **parameters)
+        got = get(client, "runs/run/patterns", kind=kind, limit=1000, buckets=5, **parameters)
         assert got["total"] == len(got["patterns"]) > 5
         numbers = {
             line["text"]: [*line["share"], line["first"], line["last"], line["rows"], line["reward_effect"]]
@@ -139,7 +139,7 @@ def test_patterns_are_counted_in_one_split(records: Records, kind: str, split: s
         return got["steps"], {text: pytest.approx(some, nan_ok=True, rel=1e-5) for text, some in numbers.items()}
 
     steps, wanted = table(records.alone[split])
-    asked = {one: get(records.both, "runs/0/patterns", kind=kind, limit=1000, buckets=5, split=one) for one in SPLITS}
+    asked = {one: get(records.both, "runs/run/patterns", kind=kind, limit=1000, buckets=5, split=one) for one in SPLITS}
     got = asked[split]
     assert got["steps"] == steps and {line["text"] for line in got["patterns"]} == set(wanted)
     for line in got["patterns"]:
@@ -152,7 +152,7 @@ def test_a_rollout_stands_beside_those_of_its_split(records: Records, split: str
     first = FIRST if split == "eval" else 0
     for step, sample in ((0, first), (6, first + 1), (9, first + 2), (18, first + 3)):
         got, wanted = (
-            get(client, f"runs/0/rollouts/{step}/{sample}") for client in (records.both, records.alone[split])
+            get(client, f"runs/run/rollouts/{step}/{sample}") for client in (records.both, records.alone[split])
         )
         for name in ("siblings", "previous", "next"):
             assert without(got[name]) == without(wanted[name]), name
@@ -163,14 +163,14 @@ def test_a_rollout_stands_beside_those_of_its_split(records: Records, split: str
 def test_similar_responses_are_of_one_split(records: Records, split: str) -> None:
     first, shared = FIRST if split == "eval" else 0, 0
     for step in range(0, STEPS, EVERY):
-        path = f"runs/0/similar/{step}/{first + 1}"
+        path = f"runs/run/similar/{step}/{first + 1}"
         got = get(records.both, path, split=split, limit=5)
         assert [line["shared"] for line in got["rows"]] == pytest.approx(
             [line["shared"] for line in get(records.alone[split], path, limit=5)["rows"]]
         )
         assert all((line["sample"] >= FIRST) == (split == "eval") for line in got["rows"])
         shared += len(got["rows"])
-        others = get(records.both, f"runs/0/similar/{step}/{FIRST + 1 if first == 0 else 1}", split=split)["rows"]
+        others = get(records.both, f"runs/run/similar/{step}/{FIRST + 1 if first == 0 else 1}", split=split)["rows"]
         assert all((line["sample"] >= FIRST) == (split == "eval") for line in others)
     assert shared > 5
 
@@ -186,7 +186,7 @@ def test_words_that_are_rare_in_the_other_split_do_not_count(tmp_path: Path) -> 
             recorder.rollouts(0, rows)
     board = board_of(tmp_path / "run")
     found = {
-        split: {line["sample"] for line in get(client_of(board), "runs/0/similar/0/0", split=split)["rows"]}
+        split: {line["sample"] for line in get(client_of(board), "runs/run/similar/0/0", split=split)["rows"]}
         for split in SPLITS
     }
     assert found == {"train": {1, 2}, "eval": {FIRST}}
@@ -195,18 +195,18 @@ def test_words_that_are_rare_in_the_other_split_do_not_count(tmp_path: Path) -> 
 
 def test_what_is_exported_is_of_one_split_or_of_both(records: Records) -> None:
     def exported(**parameters: Any) -> list[tuple[int, int]]:
-        answer = records.both.get("/api/runs/0/export", params={"sort": "step"} | parameters)
+        answer = records.both.get("/api/runs/run/export", params={"sort": "step"} | parameters)
         assert answer.status_code == 200, answer.text
         return [(int(line["step"]), int(line["sample"])) for line in csv.DictReader(io.StringIO(answer.text))]
 
     def keys(split: str) -> list[tuple[int, int]]:
-        got = get(records.alone[split], "runs/0/rows", limit=500)["rows"]
+        got = get(records.alone[split], "runs/run/rows", limit=500)["rows"]
         return [(line["step"], line["sample"]) for line in got]
 
     assert exported() == exported(split="train") == keys("train")
     assert exported(split="eval") == keys("eval")
     assert exported(both=True) == exported(both=True, split="eval") == sorted(keys("train") + keys("eval"))
-    file = records.both.get("/api/runs/0/export", params={"format": "parquet", "split": "eval"}).content
+    file = records.both.get("/api/runs/run/export", params={"format": "parquet", "split": "eval"}).content
     assert set(pq.read_table(io.BytesIO(file))["split"].to_pylist()) == {"eval"}
 
 
@@ -225,7 +225,7 @@ def test_what_is_exported_is_of_one_split_or_of_both(records: Records) -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_filter_on_the_split_chooses_it(records: Records, condition: str, kept: list[str], split: str) -> None:
     def keys(client: TestClient) -> set[tuple[int, int]]:
-        got = get(client, "runs/0/rows", limit=500)["rows"]
+        got = get(client, "runs/run/rows", limit=500)["rows"]
         return {(line["step"], line["sample"]) for line in got}
 
     wanted = set[tuple[int, int]]().union(*(keys(records.alone[one]) for one in kept))
@@ -234,28 +234,28 @@ def test_a_filter_on_the_split_chooses_it(records: Records, condition: str, kept
     if "!=" in condition:  # which a missing value never is
         wanted = {(step, sample) for step, sample in wanted if sample != 0}
     asked = {"filter": condition, "split": split}
-    got = get(records.both, "runs/0/rows", limit=500, **asked)
+    got = get(records.both, "runs/run/rows", limit=500, **asked)
     assert {(line["step"], line["sample"]) for line in got["rows"]} == wanted and got["total"] == len(wanted)
-    text = records.both.get("/api/runs/0/export", params=asked).text
+    text = records.both.get("/api/runs/run/export", params=asked).text
     assert {(int(line["step"]), int(line["sample"])) for line in csv.DictReader(io.StringIO(text))} == wanted
-    histogram = get(records.both, "runs/0/histogram", column="step", **asked)
+    histogram = get(records.both, "runs/run/histogram", column="step", **asked)
     assert sum(histogram["counts"]) == len(wanted)
     found = ask(records.both, q="a", **asked)
-    assert sum(get(records.both, "runs/0/hits", q="a", **asked)["hits"]) == found["total"] > 0
+    assert sum(get(records.both, "runs/run/hits", q="a", **asked)["hits"]) == found["total"] > 0
 
 
 def test_an_empty_answer_says_what_was_left_out(records: Records) -> None:
     sample = {"train": f"sample < {FIRST}", "eval": f"sample >= {FIRST}"}
     for split, other in (SPLITS, SPLITS[::-1]):
-        wanted = get(records.alone[other], "runs/0/rows")["total"]
-        got = get(records.both, "runs/0/rows", split=split, filter=sample[other])
+        wanted = get(records.alone[other], "runs/run/rows")["total"]
+        got = get(records.both, "runs/run/rows", split=split, filter=sample[other])
         assert (got["total"], got["left_out"]) == (0, wanted)
-        assert get(records.both, "runs/0/rows", split=split)["left_out"] == 0, "it is not empty"
+        assert get(records.both, "runs/run/rows", split=split)["left_out"] == 0, "it is not empty"
         chosen = f'split == "{split}" and {sample[other]}'
-        assert get(records.both, "runs/0/rows", filter=chosen)["left_out"] == 0, "nobody left anything out"
+        assert get(records.both, "runs/run/rows", filter=chosen)["left_out"] == 0, "nobody left anything out"
     # Held-out prompts are answered at every third step.
-    assert get(records.both, "runs/0/groups", step=4, split="eval")["left_out"] == TRAINED
-    assert get(records.both, "runs/0/groups", step=6, split="eval")["left_out"] == 0
+    assert get(records.both, "runs/run/groups", step=4, split="eval")["left_out"] == TRAINED
+    assert get(records.both, "runs/run/groups", step=6, split="eval")["left_out"] == 0
 
 
 def test_a_run_says_how_many_of_each_it_has(records: Records) -> None:
@@ -269,17 +269,17 @@ def test_a_run_says_how_many_of_each_it_has(records: Records) -> None:
 
 def test_a_run_without_held_out_responses_has_none_to_show(records: Records) -> None:
     client = records.alone["train"]
-    assert get(client, "runs/0/rows", split="eval")["total"] == 0
+    assert get(client, "runs/run/rows", split="eval")["total"] == 0
     none = {"total": 0, "partial": None}
-    assert get(client, "runs/0/groups", step=6, split="eval") == none | {"groups": [], "left_out": TRAINED}
-    patterns = get(client, "runs/0/patterns", split="eval")
+    assert get(client, "runs/run/groups", step=6, split="eval") == none | {"groups": [], "left_out": TRAINED}
+    patterns = get(client, "runs/run/patterns", split="eval")
     assert patterns == none | {"steps": [], "patterns": [], "left_out": STEPS * TRAINED}
-    assert get(client, "runs/0/ridge", split="eval", bins=4)["counts"] == []
-    assert get(client, "compare", runs="0,0@0-5", split="eval")["total"] == 0
-    assert get(client, "runs/0/never-beats", split="eval")["total"] == 0
-    assert get(client, "runs/0/similar/6/1", split="eval")["rows"] == []
-    assert sum(get(client, "runs/0/histogram", split="eval")["counts"]) == 0
-    refused = client.get("/api/runs/0/heat", params={"column": "logprob", "split": "eval"})
+    assert get(client, "runs/run/ridge", split="eval", bins=4)["counts"] == []
+    assert get(client, "compare", runs="run,run@0-5", split="eval")["total"] == 0
+    assert get(client, "runs/run/never-beats", split="eval")["total"] == 0
+    assert get(client, "runs/run/similar/6/1", split="eval")["rows"] == []
+    assert sum(get(client, "runs/run/histogram", split="eval")["counts"]) == 0
+    refused = client.get("/api/runs/run/heat", params={"column": "logprob", "split": "eval"})
     assert refused.status_code == 400
     assert refused.json()["error"] == "only tokens of training responses have the column 'logprob'"
 
@@ -295,5 +295,5 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
     some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export", "tools"}
     some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
-    wrong = records.both.get("/api/runs/0/rows", params={"split": "test"})
+    wrong = records.both.get("/api/runs/run/rows", params={"split": "test"})
     assert wrong.status_code == 422 and re.search("'train' or 'eval'", wrong.json()["error"])

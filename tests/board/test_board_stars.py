@@ -14,7 +14,7 @@ STEPS, BATCH = 4, 30
 
 def change(board: BoardProcess, method: str, step: int, sample: int, note: str) -> int:
     request = urllib.request.Request(
-        f"{board.address}/api/runs/0/stars/{step}/{sample}",
+        f"{board.address}/api/runs/run/stars/{step}/{sample}",
         json.dumps({"note": note}).encode() if method == "PUT" else None,
         {"origin": board.address, "content-type": "application/json"},
         method=method,
@@ -52,6 +52,6 @@ def test_nothing_that_was_acknowledged_is_lost(boards: tuple[Path, tuple[BoardPr
         thread.join(120)
     assert len(acknowledged) == STEPS * BATCH * 2 // 3
     for board in pair:
-        found = [(one["step"], one["sample"], one["note"]) for one in board.json("api/runs/0/stars")]
+        found = [(one["step"], one["sample"], one["note"]) for one in board.json("api/runs/run/stars")]
         assert found == sorted(acknowledged)
     assert not [path for path in folder.iterdir() if path.name.startswith(".stars.json")]

@@ -23,7 +23,7 @@ def test_notes_are_not_written_through_links(run: Path, tmp_path: Path, name: st
     (tmp_path / "outside").write_text("as it was")
     (run / name).symlink_to(tmp_path / "outside")
     client = client_of(board_of(run))
-    answer = client.put("/api/runs/0/stars/0/0", json={"note": "x"}, headers=ORIGIN)
+    answer = client.put("/api/runs/run/stars/0/0", json={"note": "x"}, headers=ORIGIN)
     assert answer.status_code == 400 and "leads out of" in answer.json()["error"]
     assert (tmp_path / "outside").read_text() == "as it was"
 

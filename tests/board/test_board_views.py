@@ -28,14 +28,14 @@ def table(folder):
 
 def test_the_list_of_runs(client, folder, table):
     (run,) = get(client, "runs")
-    assert run["run"] == 0 and run["name"] == "a run" and run["algorithm"] == "grpo" and run["problem"] is None
+    assert run["run"] == run["name"] == "run" and run["algorithm"] == "grpo" and run["problem"] is None
     assert run["steps"] == [0, 11] and run["rollouts"] == 96 and run["indexed"] == 1
     assert run["tokens"] == sum(t["length"] for t in table)
     assert set(run["columns"]["parts"]) == {"good", "bad/../"}
     assert {"token_id", "logprob", "ref_logprob"} <= set(run["columns"]["tokens"])
     assert "value" not in run["columns"]["tokens"] and "reward" in run["columns"]["rows"]
-    assert get(client, "runs/0/info") == cavesson.record.open(folder).info
-    assert client.get("/api/runs/0/findings").json() is None
+    assert get(client, "runs/run/info") == cavesson.record.open(folder).info
+    assert client.get("/api/runs/run/findings").json() is None
 
 
 def test_how_much_of_a_run_is_indexed(tmp_path):
@@ -61,12 +61,12 @@ def test_token_columns_without_a_number_are_not_offered(tmp_path):
 
 
 def test_a_mistake_in_an_address_is_told_in_plain_words(client):
-    answer = client.get("/api/runs/0/rows", params={"steps": "foo"})
+    answer = client.get("/api/runs/run/rows", params={"steps": "foo"})
     assert answer.json() == {"error": "steps: write steps as 12 or 10-20"}
 
 
 def test_series_of_every_step(client, table):
-    got = get(client, "runs/0/series", names="reward,loss,part/good,reward/mean")
+    got = get(client, "runs/run/series", names="reward,loss,part/good,reward/mean")
     assert got["step"] == list(range(12)) and set(got["rollups"]) == {"reward", "part/good"}
     assert got["metrics"]["loss"] == [1 / (step + 1) for step in range(12)]
     for step in range(12):
@@ -79,12 +79,12 @@ def test_series_of_every_step(client, table):
         ordered = np.sort(rewards)
         assert min(abs(rollup["q50"] - ordered[i]) / max(abs(ordered[i]), 1e-9) for i in (3, 4)) < 0.008
     assert set(got["names"]["metrics"]) == {"loss", "reward/mean"} and "gap" in got["names"]["rollups"]
-    parts = get(client, "runs/0/series", names="part/*,loss")
+    parts = get(client, "runs/run/series", names="part/*,loss")
     assert set(parts["rollups"]) == {"part/good", "part/bad/../"} and set(parts["metrics"]) == {"loss"}
 
 
 def test_steps_put_together_have_the_statistics_of_all_their_rollouts(client, table):
-    got = get(client, "runs/0/series", names="reward,loss", points=4, steps="1-11")
+    got = get(client, "runs/run/series", names="reward,loss", points=4, steps="1-11")
     assert got["steps"] == [[1, 3], [4, 6], [7, 9], [10, 11]] and got["step"] == [1, 4, 7, 10]
     rewards = np.array([t["reward"] for t in table if t["step"] in (10, 11)])
     assert got["rollups"]["reward"]["mean"][3] == pytest.approx(rewards.mean())
@@ -99,12 +99,12 @@ def test_evaluation_has_curves_of_its_own(tmp_path):
         recorder.rollouts(0, rows_of(0, 4) | {"reward": np.full(4, 1.0)}, tokens_of(0, 4))
         more = {"sample": np.arange(10, 14), "split": ["eval"] * 4, "reward": np.full(4, 3.0)}
         recorder.rollouts(0, rows_of(0, 4) | more, tokens_of(0, 4))
-    got = get(client_of(board_of(folder)), "runs/0/series", names="reward,eval/reward")
+    got = get(client_of(board_of(folder)), "runs/run/series", names="reward,eval/reward")
     assert got["rollups"]["reward"]["mean"] == [1.0] and got["rollups"]["eval/reward"]["mean"] == [3.0]
 
 
 def test_a_ridge_holds_every_rollout_of_its_steps(client, table):
-    got = get(client, "runs/0/ridge", column="reward", bins=10, buckets=3)
+    got = get(client, "runs/run/ridge", column="reward", bins=10, buckets=3)
     assert got["steps"] == [[0, 3], [4, 7], [8, 11]]
     assert [sum(counts) for counts in got["counts"]] == [32, 32, 32]
     edges = np.array(got["edges"])
@@ -125,7 +125,7 @@ HEAT = {
 
 @pytest.mark.parametrize("column", HEAT)
 def test_a_heat_map_has_the_means_of_its_cells(client, folder, column):
-    got = get(client, "runs/0/heat", column=column, buckets=4, positions=1)
+    got = get(client, "runs/run/heat", column=column, buckets=4, positions=1)
     assert got["steps"] == [[0, 2], [3, 5], [6, 8], [9, 11]] and got["positions"] == [[0, 15]]
     run = cavesson.record.open(folder)
     for (first, last), mean, count in zip(got["steps"], got["mean"], got["count"], strict=True):
@@ -138,7 +138,7 @@ def test_a_heat_map_has_the_means_of_its_cells(client, folder, column):
 
 
 def test_a_heat_map_of_what_nobody_recorded_is_refused(client):
-    answer = client.get("/api/runs/0/heat", params={"column": "nothing"})
+    answer = client.get("/api/runs/run/heat", params={"column": "nothing"})
     assert answer.status_code == 400
 
 
@@ -150,7 +150,7 @@ def test_a_heat_map_ends_where_nearly_all_responses_end(tmp_path):
     rows = {"sample": np.arange(301), "prompt": ["p"] * 301, "response": ["r"] * 301, "reward": np.zeros(301)}
     with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
         recorder.rollouts(0, rows, tokens)
-    got = get(client_of(board_of(folder)), "runs/0/heat", column="logprob")
+    got = get(client_of(board_of(folder)), "runs/run/heat", column="logprob")
     assert got["positions"] == [[8 * i, 8 * i + 7] for i in range(12)] + [[96, 3_999]]
     assert got["count"][0] == [301 * 8] * 12 + [301 * 4 + 4_000 - 100]
     assert got["mean"][0][-1] == pytest.approx(-(300 * 4 + 3 * (4_000 - 96)) / (301 * 4 + 3_900))
@@ -159,12 +159,12 @@ def test_a_heat_map_ends_where_nearly_all_responses_end(tmp_path):
 def test_a_heat_map_of_short_responses_has_all_of_them(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], batch=300)
-    got = get(client_of(board_of(folder)), "runs/0/heat", column="logprob")
+    got = get(client_of(board_of(folder)), "runs/run/heat", column="logprob")
     assert got["positions"] == [[0, 7], [8, 15]]
 
 
 def test_groups_of_a_step(client, table):
-    got = get(client, "runs/0/groups", step=4, sort="-mean")
+    got = get(client, "runs/run/groups", step=4, sort="-mean")
     mine = [t for t in table if t["step"] == 4]
     assert got["total"] == 4 and [g["n"] for g in got["groups"]] == [2] * 4
     means = [group["mean"] for group in got["groups"]]
@@ -174,20 +174,20 @@ def test_groups_of_a_step(client, table):
         assert group["mean"] == pytest.approx(rewards.mean()) and group["sd"] == pytest.approx(rewards.std(), abs=1e-6)
         assert group["samples"] == [t["sample"] for t in mine if t["group"] == group["group"]]
         assert group["prompt"] == f"prompt {group['group']}" and not group["zero_variance"]
-        rows = get(client, "runs/0/rows", filter=f"group == {group['group']}", steps="4")["rows"]
+        rows = get(client, "runs/run/rows", filter=f"group == {group['group']}", steps="4")["rows"]
         assert group["rows"] == [{name: row[name] for name in ("step", "sample", "reward", "response")} for row in rows]
 
 
 def test_of_a_large_group_some_are_shown(client, monkeypatch):
     monkeypatch.setattr(groups, "MAX_SHOWN", 1)
-    for group in get(client, "runs/0/groups", step=4)["groups"]:
+    for group in get(client, "runs/run/groups", step=4)["groups"]:
         assert len(group["samples"]) == 2 and [row["sample"] for row in group["rows"]] == group["samples"][:1]
 
 
 def test_groups_without_a_spread_are_marked(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], reward=np.array([1.0, 1.0, 2.0, 3.0, 5.0, 5.0]))
-    got = get(client_of(board_of(folder)), "runs/0/groups", step=0, sort="group")
+    got = get(client_of(board_of(folder)), "runs/run/groups", step=0, sort="group")
     assert [group["zero_variance"] for group in got["groups"]] == [True, False, True]
 
 
@@ -197,13 +197,13 @@ def test_responses_without_a_group_belong_to_their_prompt(tmp_path):
     record(folder, [0], attempt=attempt)
     record(folder, [1], attempt=attempt, group=[None] * 6, prompt=["a", "b", "a", "b", "b", "c"])
     client = client_of(board_of(folder))
-    found = get(client, "runs/0/groups", step=1, sort="-n")["groups"]
+    found = get(client, "runs/run/groups", step=1, sort="-n")["groups"]
     assert [(g["group"], g["prompt"], g["samples"]) for g in found] == [
         (None, "b", [1, 3, 4]),
         (None, "a", [0, 2]),
         (None, "c", [5]),
     ]
-    assert [s["sample"] for s in get(client, "runs/0/rollouts/1/3")["siblings"]] == [1, 3, 4]
+    assert [s["sample"] for s in get(client, "runs/run/rollouts/1/3")["siblings"]] == [1, 3, 4]
 
 
 def test_prompts_that_never_beat_the_reference(tmp_path):
@@ -213,8 +213,8 @@ def test_prompts_that_never_beat_the_reference(tmp_path):
     record(folder, [0], attempt=attempt, reward=np.array([0.0, 0.6, 0.1, 0.2, 0.5, 0.4]))
     record(folder, [1], attempt=attempt, reward=np.array([0.0, 0.0, 0.3, 0.1, 0.5, 0.1]))
     client = client_of(board_of(folder))
-    assert get(client, "runs/0/never-beats", offset=100)["prompts"] == []
-    got = get(client, "runs/0/never-beats")
+    assert get(client, "runs/run/never-beats", offset=100)["prompts"] == []
+    got = get(client, "runs/run/never-beats")
     assert got["total"] == 2
     assert {p["group"]: (p["tries"], pytest.approx(p["best_gap"]), p["last_step"]) for p in got["prompts"]} == {
         1: (4, -0.2, 1),
@@ -236,7 +236,7 @@ def test_a_pattern_that_spreads_comes_first_with_its_effect(tmp_path):
         record(folder, [step], batch=100, attempt=attempt, response=texts, reward=reward)
         shares[step] = spread.mean()
     client = client_of(board_of(folder))
-    got = get(client, "runs/0/patterns", kind="character", limit=3)
+    got = get(client, "runs/run/patterns", kind="character", limit=3)
     first = got["patterns"][0]
     assert first["text"] == "#" and first["kind"] == "character"
     assert first["first"] == pytest.approx(0.03) and first["last"] == pytest.approx(0.48)
@@ -244,8 +244,8 @@ def test_a_pattern_that_spreads_comes_first_with_its_effect(tmp_path):
     assert first["rows"] == sum(3 + 5 * step for step in range(10))
     assert first["reward_effect"] == pytest.approx(2, abs=0.05)
     assert first["reward_effect_interval"][0] < 2 < first["reward_effect_interval"][1]
-    assert get(client, "runs/0/patterns", kind="word", limit=1)["patterns"][0]["text"] == "###"
-    by_effect = get(client, "runs/0/patterns", kind="all", sort="reward_effect", limit=1)["patterns"]
+    assert get(client, "runs/run/patterns", kind="word", limit=1)["patterns"][0]["text"] == "###"
+    by_effect = get(client, "runs/run/patterns", kind="all", sort="reward_effect", limit=1)["patterns"]
     assert by_effect[0]["text"] in ("#", "###")
     rule = Texts(RunData(cavesson.record.open(folder)).sample.rows)
     (sign,) = (number for number in np.flatnonzero(rule.is_sign) if rule.text(number) == "#")
@@ -255,14 +255,14 @@ def test_a_pattern_that_spreads_comes_first_with_its_effect(tmp_path):
 
 
 def test_patterns_by_page_and_by_text(client):
-    whole = get(client, "runs/0/patterns", kind="all", sort="frequency", limit=1000)
+    whole = get(client, "runs/run/patterns", kind="all", sort="frequency", limit=1000)
     texts = [pattern["text"] for pattern in whole["patterns"]]
     assert whole["total"] == len(texts) > 20
     counts = [pattern["rows"] for pattern in whole["patterns"]]
     assert counts == sorted(counts, reverse=True)
-    page = get(client, "runs/0/patterns", kind="all", sort="frequency", offset=3, limit=5)
+    page = get(client, "runs/run/patterns", kind="all", sort="frequency", offset=3, limit=5)
     assert [pattern["text"] for pattern in page["patterns"]] == texts[3:8] and page["total"] == len(texts)
-    some = get(client, "runs/0/patterns", kind="all", sort="frequency", q=" NIGHT ", limit=1000)
+    some = get(client, "runs/run/patterns", kind="all", sort="frequency", q=" NIGHT ", limit=1000)
     wanted = [text for text in texts if "night" in text]
     assert [pattern["text"] for pattern in some["patterns"]] == wanted and some["total"] == len(wanted) > 1
 
@@ -274,19 +274,19 @@ def test_among_all_kinds_single_letters_say_nothing_and_signs_are_named_once(tmp
     record(folder, [0, 1], batch=len(texts), response=texts)
     client = client_of(board_of(folder))
     each = {
-        kind: get(client, "runs/0/patterns", kind=kind, limit=1000)["patterns"]
+        kind: get(client, "runs/run/patterns", kind=kind, limit=1000)["patterns"]
         for kind in ("word", "ngram", "character")
     }
     words = {one["text"] for one in each["word"]}
     characters = [one["text"] for one in each["character"]]
     told = {text for text in characters if text not in words and not (text.isalpha() and text != "好")}
     assert "e" in characters and "好" in {*words, *characters}
-    whole = get(client, "runs/0/patterns", kind="all", limit=1000)
+    whole = get(client, "runs/run/patterns", kind="all", limit=1000)
     shown = [one["text"] for one in whole["patterns"]]
     assert len(shown) == len(set(shown)) == whole["total"]
     assert set(shown) == words | told | {one["text"] for one in each["ngram"]}
     pages = [
-        get(client, "runs/0/patterns", kind="all", offset=offset, limit=7) for offset in range(0, whole["total"], 7)
+        get(client, "runs/run/patterns", kind="all", offset=offset, limit=7) for offset in range(0, whole["total"], 7)
     ]
     assert [one["text"] for page in pages for one in page["patterns"]] == shown
     assert {len(page["patterns"]) for page in pages[:-1]} == {7}
@@ -303,7 +303,7 @@ def test_more_like_this(tmp_path):
         "one two three",
     ]
     record(folder, [0], response=texts)
-    got = get(client_of(board_of(folder)), "runs/0/similar/0/0", limit=5)["rows"]
+    got = get(client_of(board_of(folder)), "runs/run/similar/0/0", limit=5)["rows"]
     # Of "one two three four five": 3 n-grams; shared with sample 1: 2 of 4, with sample 5: 1 of 3.
     assert [(row["sample"], row["shared"]) for row in got] == [(1, 0.5), (5, pytest.approx(1 / 3))]
 
@@ -312,10 +312,10 @@ def test_more_like_this_of_a_run_that_is_not_indexed_is_nothing_yet(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0])
     board = Board([cavesson.record.open(folder)])
-    assert get(client_of(board), "runs/0/similar/0/0") == {"rows": [], "partial": {"indexed": 0, "of": 6}}
+    assert get(client_of(board), "runs/run/similar/0/0") == {"rows": [], "partial": {"indexed": 0, "of": 6}}
     builder = Builder(board.runs[0].record, board.runs[0].folder)
     builder.update()
-    assert get(client_of(board), "runs/0/similar/0/0")["rows"] == [], "the numbers are in, the words are not"
+    assert get(client_of(board), "runs/run/similar/0/0")["rows"] == [], "the numbers are in, the words are not"
 
 
 def test_two_runs_side_by_side(tmp_path):
@@ -323,7 +323,7 @@ def test_two_runs_side_by_side(tmp_path):
     record(folders[0], [0], reward=np.array([1.0, 3.0, 5.0, 5.0, 0.0, 0.0]))
     record(folders[1], [0, 1], reward=np.array([1.0, 1.0, 9.0, 9.0, 0.0, 0.0]))
     client = client_of(board_of(*folders))
-    got = get(client, "compare", runs="0,1")
+    got = get(client, "compare", runs="a,b")
     # Means per prompt: a 2, 5, 0; b 1, 9, 0.
     assert got["total"] == 3 and got["wins"] == [[0, 1], [1, 0]]
     assert [prompt["prompt"] for prompt in got["prompts"]] == ["prompt 1", "prompt 0", "prompt 2"]
@@ -335,27 +335,27 @@ def test_two_runs_side_by_side(tmp_path):
         (6, pytest.approx(14 / 6)), (12, pytest.approx(20 / 6)),
     ]  # fmt: skip
     side = got["prompts"][0]["runs"][1]
-    assert (side["run"], side["step"], side["mean"], side["n"]) == (1, 1, 9.0, 4)
+    assert (side["run"], side["step"], side["mean"], side["n"]) == ("b", 1, 9.0, 4)
     assert side["response"] == text_of(1, side["sample"])
     # Second minus first: prompt 0 −1, prompt 1 +4, prompt 2 0.
     for sort, wanted in (("difference", [0, 2, 1]), ("-difference", [1, 2, 0]), ("spread", [1, 0, 2])):
-        prompts = get(client, "compare", runs="0,1", sort=sort)["prompts"]
+        prompts = get(client, "compare", runs="a,b", sort=sort)["prompts"]
         assert [prompt["prompt"] for prompt in prompts] == [f"prompt {i}" for i in wanted], sort
-    some = get(client, "compare", runs="0,1", q="MPT 1")
+    some = get(client, "compare", runs="a,b", q="MPT 1")
     assert [prompt["prompt"] for prompt in some["prompts"]] == ["prompt 1"] and some["total"] == 1
     assert {name: some[name] for name in ("common", "wins", "intervals")} == {
         name: got[name] for name in ("common", "wins", "intervals")
     }
-    assert get(client, "compare", runs="0,1", q=some["prompts"][0]["prompt_id"])["prompts"] == some["prompts"]
+    assert get(client, "compare", runs="a,b", q=some["prompts"][0]["prompt_id"])["prompts"] == some["prompts"]
     edges, counts = (np.array(got["differences"][name]) for name in ("edges", "counts"))
     assert counts.tolist() == np.histogram([-1, 4, 0], bins=edges)[0].tolist() and len(counts) == 40
-    assert client.get("/api/compare", params={"runs": "0,1", "sort": "x"}).status_code == 422
-    for wrong in ("0", "0,7", "0,x", "", "0,1@5-", "0@1-2-3,1"):
+    assert client.get("/api/compare", params={"runs": "a,b", "sort": "x"}).status_code == 422
+    for wrong in ("a", "a,7", "a,x", "", "a,b@5-", "a@1-2-3,b"):
         assert client.get("/api/compare", params={"runs": wrong}).status_code in (404, 422), wrong
 
 
 def test_two_times_of_one_run_side_by_side(client, table):
-    got = get(client, "compare", runs="0@0-1,0@10-11")
+    got = get(client, "compare", runs="run@0-1,run@10-11")
     assert got["total"] == 4
     wanted = [
         np.mean([t["reward"] for t in table if t["prompt"] == "prompt 2" and t["step"] in steps])
@@ -369,7 +369,7 @@ def test_two_times_of_one_run_side_by_side(client, table):
 def test_a_side_counts_every_response_alike(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0], prompt=["a"] * 5 + ["b"], reward=np.array([1.0] * 5 + [7.0]))
-    got = get(client_of(board_of(folder)), "compare", runs="0,0@0")
+    got = get(client_of(board_of(folder)), "compare", runs="run,run@0")
     assert got["sides"] == [{"n": 6, "unscored": 0, "mean": 2.0}] * 2 and got["ties"] == [[2, 2], [2, 2]]
 
 
@@ -391,7 +391,7 @@ def test_held_out_rollouts_are_shown_apart_from_those_of_training(tmp_path):
     (run,) = get(client, "runs")
     assert run["steps"] == [0, 4] and run["newest"] == 3
     ridges = {
-        (name, split): get(client, "runs/0/ridge", column=name, bins=4, buckets=9, split=split)
+        (name, split): get(client, "runs/run/ridge", column=name, bins=4, buckets=9, split=split)
         for name in ("reward", "gap")
         for split in ("train", "eval")
     }
@@ -399,12 +399,12 @@ def test_held_out_rollouts_are_shown_apart_from_those_of_training(tmp_path):
     assert [sum(counts) for counts in reward["counts"]] == [6] * 4 and reward["edges"][-1] < 50
     assert ridges["gap", "train"]["steps"] == []
     assert ridges["gap", "eval"]["steps"] == ridges["reward", "eval"]["steps"] == [[0, 0], [2, 2], [4, 4]]
-    assert get(client, "runs/0/heat", column="logprob")["steps"][-1] == [3, 3]
-    assert get(client, "runs/0/heat", column="logprob", split="eval")["steps"] == [[0, 0], [2, 2], [4, 4]]
-    series = get(client, "runs/0/series", names="reward,eval/reward,gap,eval/gap")["rollups"]
+    assert get(client, "runs/run/heat", column="logprob")["steps"][-1] == [3, 3]
+    assert get(client, "runs/run/heat", column="logprob", split="eval")["steps"] == [[0, 0], [2, 2], [4, 4]]
+    series = get(client, "runs/run/series", names="reward,eval/reward,gap,eval/gap")["rollups"]
     assert set(series) == {"reward", "eval/reward", "eval/gap"}
     assert series["reward"]["count"] == [6, 6, 6, 6, 0] and series["eval/gap"]["count"] == [3, 0, 3, 0, 3]
-    assert get(client, "runs/0/never-beats")["prompts"] == []
-    never = get(client, "runs/0/never-beats", split="eval")["prompts"]
+    assert get(client, "runs/run/never-beats")["prompts"] == []
+    never = get(client, "runs/run/never-beats", split="eval")["prompts"]
     assert [(one["prompt"], one["tries"], one["best_gap"], one["last_step"]) for one in never] == [("a", 3, 0.0, 4)]
     board.scanner.stop()

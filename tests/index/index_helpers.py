@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 import cavesson.record
+from cavesson.board.indexing import Indexing
 from cavesson.index.build import Builder
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.record import Recorder, begin_attempt, write_run
@@ -35,6 +36,14 @@ def new_run(folder: Path, info: dict[str, Any] | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_run(folder, {"algorithm": "grpo"} | (info or {}))
     return folder
+
+
+def followed(*runs: tuple[str, Path]) -> Indexing:
+    """Start the processes that index some runs, given by their paths and the folders of their indexes."""
+    indexing = Indexing()
+    for run in runs:
+        indexing.add(*run)
+    return indexing
 
 
 def record(folder: Path, steps: Sequence[int], *, batch: int = 6, attempt: int | None = None, **columns: Any) -> None:

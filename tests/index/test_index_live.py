@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_helpers import new_run, record
+from index_helpers import followed, new_run, record
 from test_index_build import alive_rows, recorded_rows
 from test_index_rollups import check
 
 import cavesson.record
 from cavesson.board import indexing
-from cavesson.board.indexing import start
 from cavesson.index.build import Builder
 from cavesson.index.folder import PROBLEM, read_state
 from cavesson.index.search import candidates
@@ -94,7 +93,8 @@ def rows_in(index) -> int:
 
 def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
     record(folder, [0])
-    boards = [start([(str(folder), folder / "index")])[0] for _ in range(2)]
+    both = [followed((str(folder), folder / "index")) for _ in range(2)]
+    boards = [one.processes[0] for one in both]
     try:
         wait_for(lambda: rows_in(folder / "index") == 6)
         for step in (1, 2):
@@ -116,7 +116,8 @@ def test_one_process_for_each_core_indexes_all_runs(tmp_path):
     for folder in folders:
         record(folder, [0])
     (folders[0] / "record" / "rows-00000000-0000-0000.parquet").write_bytes(b"no table")
-    processes = start([(str(folder), folder / "index") for folder in folders])
+    following = followed(*((str(folder), folder / "index") for folder in folders))
+    processes = following.processes
     try:
         assert len(processes) == usable_processors()
         wait_for(lambda: all(rows_in(folder / "index") == 6 for folder in folders[1:]))
@@ -129,7 +130,8 @@ def test_one_process_for_each_core_indexes_all_runs(tmp_path):
 
 def test_a_run_that_begins_later_or_anew_is_followed(tmp_path):
     folder, index = tmp_path / "later", tmp_path / "index"
-    [process] = start([(str(folder), index)])
+    following = followed((str(folder), index))
+    [process] = following.processes
     try:
         time.sleep(1)
         assert process.is_alive() and not folder.exists()
@@ -155,7 +157,8 @@ def test_what_goes_wrong_is_told_and_ends_when_it_is_mended(folder):
     content = broken.read_bytes()
     broken.write_bytes(b"no table")
     problem = folder / "index" / PROBLEM
-    [process] = start([(str(folder), folder / "index")])
+    following = followed((str(folder), folder / "index"))
+    [process] = following.processes
     try:
         wait_for(problem.exists)
         assert "the index cannot be updated" in problem.read_text()

@@ -22,6 +22,7 @@ from cavesson.board import (
     similar,
     sql,
     stars_api,
+    table,
     tools,
 )
 from cavesson.board.runs import Board
@@ -45,7 +46,8 @@ class Endpoint(NamedTuple):
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
+    Endpoint("GET", "/api/runs", overview.runs, selection.NoQuery),
+    Endpoint("GET", "/api/table", table.table, selection.NoQuery),
     Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
     Endpoint("GET", "/api/runs/{run}/findings", findings.findings, selection.RunQuery),
     Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery, made_from="numbers"),
@@ -78,4 +80,6 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),
     Endpoint("PUT", "/api/runs/{run}/stars/{step}/{sample}", stars_api.put, stars_api.StarQuery),
     Endpoint("DELETE", "/api/runs/{run}/stars/{step}/{sample}", stars_api.remove, rollout.RolloutQuery),
+    # Last, as a name can have a slash.
+    Endpoint("GET", "/api/runs/{run}", overview.run, selection.RunQuery),
 )

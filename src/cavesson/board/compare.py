@@ -26,25 +26,26 @@ from cavesson.sorted_arrays import contains
 class Side(NamedTuple):
     """A run, or a range of its steps."""
 
-    run: int
+    run: str
+    """Its name on the board."""
     steps: tuple[int, int] | None
 
 
 def _sides(value: Any) -> Any:
-    """Parse ``0,1`` or ``0@0-9,0@90-99``."""
+    """Parse ``first,second`` or ``first@0-9,first@90-99``."""
     sides = []
     for text in str(value).split(","):
-        found = re.fullmatch(r"([0-9]{1,4})(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
+        found = re.fullmatch(r"([^@]+)(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
         if found is None:
-            raise ValueError("write runs as 0,1 or, with steps, as 0@0-9,0@90-99")
+            raise ValueError("write runs as first,second or, with steps, as first@0-9,first@90-99")
         run, first, last = found.groups()
-        sides.append(Side(int(run), None if first is None else (int(first), int(last or first))))
+        sides.append(Side(run, None if first is None else (int(first), int(last or first))))
     if not 2 <= len(sides) <= 8:
         raise ValueError("compare two to eight of them")
     return sides
 
 
-Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string", "pattern": r"^[0-9@,-]+$"})]
+Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string"})]
 
 
 REWARDS = ("rewards", "cleaning")
@@ -55,7 +56,7 @@ BINS = 40
 
 class CompareQuery(Query):
     runs: Sides
-    """What to compare, such as 0,1 or 0@0-9,0@90-99."""
+    """What to compare, such as first,second or first@0-9,first@90-99."""
     split: Split = "train"
     """Rollouts that were trained on, or eval for held-out ones."""
     sort: Literal["spread", "difference", "-difference"] = "spread"
@@ -206,5 +207,5 @@ def _side(run: OpenRun, snapshot: Snapshot, side: PromptResults, places: Array) 
     keys, texts, last = snapshot.keys(rows), run.texts(snapshot, rows), answers(run, snapshot, rows)
     numbers = (values.tolist() for values in (snapshot.raw("reward")[rows], side.mean[places], side.counts[places]))
     for (step, sample), reward, mean, count, prompt, response, answer in zip(keys, *numbers, *texts, last, strict=True):
-        line = {"run": run.number, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
+        line = {"run": run.key, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
         yield prompt[:SHOWN], line | {"response": (response if answer is None else answer)[:SHOWN]}

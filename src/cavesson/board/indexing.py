@@ -1,11 +1,14 @@
 """The processes that keep indexes up to date, separate from the server so that neither blocks the other."""
 
+import math
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,33 +33,53 @@ MAX_DIAGNOSED = 2_000_000
 """Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
 
 
-def start(runs: Sequence[tuple[str, Path]], allow_remote: bool = False) -> list[BaseProcess]:
-    """Start the processes that add everything that some runs record to their indexes, at most one for each core.
+class Indexing:
+    """The processes that add everything that some runs record to their indexes, at most one for each core."""
 
-    Each run is given by its path and its index folder.
-    """
-    count = min(len(runs), usable_processors())
-    spawn = get_context("spawn").Process
-    processes: list[BaseProcess] = [
-        spawn(target=_watch, args=(runs[i::count], os.getpid(), allow_remote), daemon=True) for i in range(count)
-    ]
-    with without_ctrl_c():
-        for process in processes:
+    def __init__(self, allow_remote: bool = False) -> None:
+        self.allow_remote = allow_remote
+        self.processes: list[BaseProcess] = []
+        self._to: list[Connection] = []
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def add(self, path: str, folder: Path) -> None:
+        """Follow a run, given by its path and its index folder, from now on."""
+        with self._lock:
+            if len(self._to) < usable_processors():
+                self._start()
+            self._to[self._next % len(self._to)].send((path, folder))
+            self._next += 1
+
+    def _start(self) -> None:
+        """Start a process, which gets its runs by a pipe."""
+        context = get_context("spawn")
+        there, here = context.Pipe(duplex=False)
+        process = context.Process(target=_watch, args=(there, os.getpid(), self.allow_remote), daemon=True)
+        with without_ctrl_c():
             process.start()
-    return processes
+        there.close()
+        self.processes.append(process)
+        self._to.append(here)
 
 
-def _watch(runs: Sequence[tuple[str, Path]], parent: int, allow_remote: bool) -> None:
+def _watch(runs: Connection, parent: int, allow_remote: bool) -> None:
     """Follow several runs in turns until the board has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the board
     yield_cpu(5)  # gives the server priority
     small_process()
     doctors: dict[str, Watch] = {}
-    due = {_attended(path, folder, doctors, allow_remote): 0.0 for path, folder in runs}
+    due: dict[Iterator[float], float] = {}
     while os.getppid() == parent:
-        follower = min(due, key=due.__getitem__)
-        time.sleep(min(max(0.0, due[follower] - time.monotonic()), PAUSE))
-        if due[follower] <= time.monotonic():
+        rest = min(due.values(), default=math.inf) - time.monotonic()
+        try:
+            while runs.poll(min(max(0.0, rest), PAUSE)):
+                path, folder = runs.recv()
+                due[_attended(path, folder, doctors, allow_remote)] = rest = 0.0
+        except EOFError:
+            return  # the board has ended
+        follower = min(due, key=due.__getitem__, default=None)
+        if follower is not None and due[follower] <= time.monotonic():
             pause = next(follower)
             due[follower] = time.monotonic() + pause
 

@@ -1,8 +1,9 @@
 """Server-sent events about what was added to the runs since a cursor."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import numpy as np
 import orjson
@@ -34,30 +35,37 @@ class Position(NamedTuple):
 
 
 class EventsQuery(Query):
-    after: str = Field("", max_length=2_000)
+    after: str = Field("", max_length=20_000)
     """The cursor of the last event that was seen; events from now on if empty."""
 
 
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
     """Stream an event whenever the index of a run has grown.
 
-    The cursor tells how far the index of each run has progressed, such as ``640.0.1.640.20.0-1280.64.2.0.21.0``. A
-    client that reconnects with it immediately receives what was added in the meantime.
+    The cursor tells how far the index of each run has progressed, such as ``a=640.0.1.640.20.0,b=0.0.0.0.0.0``. A
+    client that reconnects with it immediately receives what was added in the meantime. Another event names the runs
+    that have ``appeared`` in the folders of the board.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
 
 
 async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
-    seen = _parse(after, len(board.runs)) or [_position(run) for run in board.runs]
+    seen, names = {run.key: _position(run) for run in board.runs} | _parse(after), board.names
     yield b"retry: 1000\n\n"
     silent = 0.0
     while not board.closing.is_set():
-        for number, run in enumerate(board.runs):
+        await asyncio.to_thread(board.look)
+        appeared = board.names - names
+        if appeared:
+            names = board.names
+            yield b"data: " + orjson.dumps({"appeared": sorted(appeared)}) + b"\n\n"
+        for run in board.runs:
             position = _position(run)
-            if position != seen[number]:
-                event = _event(run, seen[number])
-                seen[number] = position
-                cursor = "-".join(".".join(map(str, place)) for place in seen)
+            before = seen.setdefault(run.key, position)
+            if position != before:
+                event = _event(run, before)
+                seen[run.key] = position
+                cursor = _cursor(seen)
                 yield b"id: " + cursor.encode() + b"\ndata: " + orjson.dumps({"cursor": cursor, **event}) + b"\n\n"
                 silent = 0.0
         await asyncio.sleep(PAUSE)
@@ -78,7 +86,7 @@ def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
     snapshot = run.snapshot()
     new: Array = snapshot.raw("step")[min(seen.rows, snapshot.rows) :] if snapshot.rows else np.empty(0, np.int32)
     return {
-        "run": run.number,
+        "run": run.key,
         "steps": [int(new.min()), int(new.max())] if len(new) else None,
         "restarted": snapshot.attempts != seen.attempts or snapshot.rows < seen.rows,
         "rollouts": snapshot.count("train"),
@@ -87,12 +95,18 @@ def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
     }
 
 
-def _parse(cursor: str, runs: int) -> list[Position] | None:
-    """Return the positions in a cursor, or None if the cursor does not match this board."""
-    try:
-        places = [tuple(int(number) for number in place.split(".")) for place in cursor.split("-")]
-    except ValueError:
-        return None
-    if len(places) != runs or any(len(place) != len(Position._fields) for place in places):
-        return None
-    return [Position(*place) for place in places]
+def _cursor(seen: Mapping[str, Position]) -> str:
+    # Browsers send it back as a header, which is ASCII.
+    return ",".join(f"{quote(name)}={'.'.join(map(str, place))}" for name, place in seen.items())
+
+
+def _parse(cursor: str) -> dict[str, Position]:
+    """Return the positions in a cursor, by run; none if it is not a cursor of this version."""
+    seen = {}
+    for part in cursor.split(",") if cursor else ():
+        name, _, place = part.partition("=")
+        try:
+            seen[unquote(name)] = Position(*map(int, place.split(".")))
+        except (ValueError, TypeError):
+            return {}
+    return seen

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.board.runs import Board, OpenRun
-from cavesson.board.selection import Query, RunQuery
+from cavesson.board.runs import Board, Listed, OpenRun
+from cavesson.board.selection import NoQuery, RunQuery
 from cavesson.board.series import lines_of, rollups_of
 from cavesson.index.columns import CODED
 from cavesson.index.filters import OF_CALLS
@@ -16,13 +16,24 @@ from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import HELD_OUT
 
 
-class NoQuery(Query):
-    pass
-
-
 def runs(board: Board, query: NoQuery) -> list[dict[str, Any]]:
-    """Return the runs in the order of the command line."""
-    return [summary(run) for run in board.runs]
+    """Return the runs in the order of the command line; those of a folder by name, empty until they are opened."""
+    return [summary(one) if isinstance(one, OpenRun) else _unopened(one) for one in board.all()]
+
+
+def run(board: Board, query: RunQuery) -> dict[str, Any]:
+    """Return one run, which is opened for it, and indexed from then on."""
+    return summary(board.run(query.run))
+
+
+def _unopened(listed: Listed) -> dict[str, Any]:
+    """Return what is known of a run that nobody has looked at: the same as of an empty one."""
+    kinds = ("rows", "texts", "tokens", "parts", "tools", "calls", "spoken")
+    return {
+        "run": listed.key, "name": listed.name, "path": listed.path, "opened": False, "algorithm": None, "steps": None,
+        "newest": None, "rollouts": 0, "held_out": 0, "tokens": None, "live": False,
+        "columns": {kind: [] for kind in kinds}, "indexed": 1.0, "partial": None, "problem": None,
+    }  # fmt: skip
 
 
 def summary(run: OpenRun) -> dict[str, Any]:
@@ -33,9 +44,10 @@ def summary(run: OpenRun) -> dict[str, Any]:
     """
     snapshot, partial = run.snapshot(), run.partial(texts=True)
     return {
-        "run": run.number,
+        "run": run.key,
         "name": run.name,
         "path": str(run.record.folder),
+        "opened": True,
         "algorithm": run.record.info.get("algorithm"),
         "steps": _steps(snapshot),
         "newest": _newest(run, snapshot),

@@ -33,6 +33,6 @@ def answered(board: Board, endpoint: Endpoint, query: Query) -> Any:
 def _partial(board: Board, query: Query, texts: bool) -> Partial | None:
     """Return how far the indexes of the runs that a request is about are, together; None if they are complete."""
     assert isinstance(query, RunQuery | CompareQuery)
-    numbers = {query.run} if isinstance(query, RunQuery) else {side.run for side in query.runs}
-    found = [partial for number in numbers if (partial := board.run(number).partial(texts))]
+    names = {query.run} if isinstance(query, RunQuery) else {side.run for side in query.runs}
+    found = [partial for name in names if (partial := board.run(name).partial(texts))]
     return Partial(sum(one.indexed for one in found), sum(one.of for one in found)) if found else None

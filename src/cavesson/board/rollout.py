@@ -54,7 +54,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     row |= {name: dict(row.pop(f"reward_{name}") or {}) for name in ("parts", "weights", "reasons")}
     stars = run.stars.all()
     key = (query.step, query.sample)
-    base = f"/api/runs/{run.number}/rollouts/{query.step}/{query.sample}"
+    base = f"/api/runs/{run.key}/rollouts/{query.step}/{query.sample}"
     columns, offset = [], 0
     for name, values in token_columns(tokens):
         columns.append({"name": name, "dtype": values.dtype.name, "offset": offset})

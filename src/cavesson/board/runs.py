@@ -1,11 +1,14 @@
 """The runs that a board shows, each with its record and its index."""
 
+import math
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +16,8 @@ import pyarrow.compute as pc
 import cavesson.record
 from cavesson.board.cache import Cache
 from cavesson.board.expressions import compiled
+from cavesson.board.folders import run_folders
+from cavesson.board.names import name_below, names_of
 from cavesson.board.scanner import Scanner, spans
 from cavesson.board.stars import Stars
 from cavesson.errors import UserError, first_line, print_exception
@@ -29,9 +34,13 @@ from cavesson.record.read.index_folder import fingerprint, index_folder, local_f
 from cavesson.record.storage import storage
 from cavesson.record.write.lock import is_free
 from cavesson.text.counting import counted
+from cavesson.text.visible import visible
 from cavesson.text.words import split
 
 LIVE_SECONDS = 120
+LOOK_SECONDS = 2.0
+"""Seconds between two looks for new runs in a folder."""
+T = TypeVar("T")
 
 
 class NotFoundError(UserError):
@@ -77,12 +86,12 @@ def open_run(path: str, wait: bool = True, allow_remote: bool = False) -> Run:
 
 
 class OpenRun:
-    """A run on the board, with its number on the command line; ``scanner`` searches texts for regular expressions."""
+    """A run on the board, under the name of its address; ``scanner`` searches texts for regular expressions."""
 
-    def __init__(self, number: int, record: Run, scanner: Scanner, allow_remote: bool = False) -> None:
+    def __init__(self, key: str, record: Run, scanner: Scanner, allow_remote: bool = False) -> None:
         self.scanner = scanner
         self.allow_remote = allow_remote
-        self.number = number
+        self.key = key
         self.record = record
         self.folder = index_folder(record)
         self.stars = Stars(record, self.folder)
@@ -97,7 +106,9 @@ class OpenRun:
 
     @property
     def name(self) -> str:
-        return Path(self.record.folder).name or str(self.record.folder)
+        """The name of the folder, with those of its parents if another run on the board is called the same."""
+        parts = Path(self.record.folder).absolute().parts
+        return "/".join(parts[-1 - self.key.count("/") :]) or self.record.folder
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the index."""
@@ -213,27 +224,114 @@ def _measured(record: Run) -> list[str]:
     return []
 
 
-class Board:
-    """The runs, in the order of their numbers, and the state that requests are answered from.
+class Listed(NamedTuple):
+    """A run of a folder, which may never have been looked at."""
 
-    ``closing`` is set at shutdown.
+    key: str
+    name: str
+    path: str
+
+
+class Board:
+    """The runs by their names, and the state that requests are answered from.
+
+    Runs of ``records`` are open from the beginning. Those in ``folders`` are looked for again and again, and opened
+    when they are looked at. ``closing`` is set at shutdown.
     """
 
     def __init__(
-        self, records: Sequence[Run], closing: threading.Event | None = None, allow_remote: bool = False
+        self,
+        records: Sequence[Run],
+        closing: threading.Event | None = None,
+        allow_remote: bool = False,
+        folders: Sequence[Path] = (),
     ) -> None:
         self.closing = closing or threading.Event()
         self.allow_remote = allow_remote
+        self.folders = [folder.absolute() for folder in folders]
+        self._follow: Callable[[OpenRun], None] | None = None
         self.scanner = Scanner()
-        self.runs = [OpenRun(number, record, self.scanner, allow_remote) for number, record in enumerate(records)]
+        self._lock = threading.Lock()
+        self._looked = -math.inf
+        self._listed: dict[str, Listed] = {}
+        self._open: dict[str, OpenRun] = {}
+        self._known: dict[str, tuple[Any, Any]] = {}
+        names = names_of([Path(record.folder).absolute() for record in records])
+        for name, record in zip(names, records, strict=True):
+            run = self._open[name] = OpenRun(name, record, self.scanner, allow_remote)
+            self._listed[name] = Listed(name, run.name, str(record.folder))
+        self._given = set(names)
+        self.look()
 
-    def run(self, number: int) -> OpenRun:
-        """Return the run with a number, or raise a NotFoundError."""
-        if not 0 <= number < len(self.runs):
-            raise NotFoundError(
-                f"there is no run {number}; the board has {counted(len(self.runs), 'run')}, numbered from 0"
-            )
-        return self.runs[number]
+    @property
+    def runs(self) -> list[OpenRun]:
+        """Those that are open."""
+        return list(self._open.values())
+
+    @property
+    def names(self) -> set[str]:
+        """Those of all runs that were there at the last look."""
+        return set(self._listed)
+
+    def all(self) -> list[OpenRun | Listed]:
+        """Return every run: open, or as it is listed."""
+        return [self._open.get(one.key, one) for one in self.listed()]
+
+    def listed(self) -> list[Listed]:
+        """Return every run, as of now."""
+        self.look()
+        return list(self._listed.values())
+
+    def look(self) -> None:
+        """Look for runs that have appeared in the folders, unless that was done just now. A run keeps its name."""
+        with self._lock:
+            if not self.folders or time.monotonic() - self._looked < LOOK_SECONDS:
+                return
+            found = {str(folder): (root, folder) for root in self.folders for folder in run_folders(root)}
+            listed = {key: one for key, one in self._listed.items() if key in self._open or one.path in found}
+            there = {os.path.abspath(one.path) for one in listed.values()}
+            for path, (root, folder) in ((path, place) for path, place in found.items() if path not in there):
+                name = name_below(folder, root, listed)
+                listed[name] = Listed(name, "/".join(folder.parts[-1 - name.count("/") :]), path)
+            self._listed = dict(sorted(listed.items(), key=lambda item: item[0] not in self._given))
+            self._looked = time.monotonic()
+
+    def run(self, name: str) -> OpenRun:
+        """Return the run with a name, which is opened if it is not open yet.
+
+        Raises:
+            NotFoundError: There is no such run.
+            UserError: It cannot be opened.
+        """
+        if name in self._open:
+            return self._open[name]
+        listed = {one.key: one for one in self.listed()}
+        if name not in listed:
+            near = get_close_matches(name, listed, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the board has {counted(len(listed), 'run')}"
+            raise NotFoundError(f"there is no run {visible(name[:100])}; {hint}")
+        with self._lock:
+            if name not in self._open:
+                record = open_run(listed[name].path, wait=False, allow_remote=self.allow_remote)
+                self._open[name] = OpenRun(name, record, self.scanner, self.allow_remote)
+                if self._follow is not None:
+                    self._follow(self._open[name])
+        return self._open[name]
+
+    def follow(self, act: Callable[[OpenRun], None]) -> None:
+        """Call a function for every run that is open, or will be opened."""
+        with self._lock:
+            self._follow = act
+            for run in self._open.values():
+                act(run)
+
+    def known(self, path: str, stamp: Any, read: Callable[[], T]) -> T:
+        """Return what was read of a run folder with this stamp, reading it if that has changed."""
+        before = self._known.get(path)
+        if before is None or before[0] != stamp:
+            before = self._known[path] = (stamp, read())
+        found: T = before[1]
+        return found
 
     def warm(self) -> None:
         """Load in advance what will be needed soon."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from cavesson.board.names import MAX_NAME
 from cavesson.board.runs import OpenRun, reading
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
@@ -39,9 +40,13 @@ class Query(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
+class NoQuery(Query):
+    """Of a request without parameters."""
+
+
 class RunQuery(Query):
-    run: int = Field(ge=0, le=10_000)
-    """Number of the run on the command line, from 0."""
+    run: str = Field(max_length=MAX_NAME)
+    """Name of the run on the board."""
 
 
 class SplitQuery(RunQuery):

@@ -128,12 +128,18 @@ def _opened(paths: Sequence[str], wait: bool, allow_remote: bool, closing: Event
 
     small_process(REUSED)
     many_files()
+    from cavesson.board.folders import is_folder_of_runs, run_folders
     from cavesson.board.runs import Board, open_run
 
-    return Board([open_run(path, wait, allow_remote) for path in paths], closing, allow_remote)
+    # With --wait, an empty folder is to become a run.
+    folders = [path for path in paths if is_folder_of_runs(path) and (not wait or run_folders(Path(path)))]
+    runs = [open_run(path, wait, allow_remote) for path in paths if path not in folders]
+    return Board(runs, closing, allow_remote, [Path(path) for path in folders])
 
 
 def _note(board: "Board") -> None:
+    if board.folders and not board.listed():
+        print(f"note     there is no run in {visible(str(board.folders[0]))} yet; each appears once it starts")
     for run in board.runs:
         if not run.record.info:
             print(f"note     {visible(str(run.record.folder))} is not a run yet; it appears once it starts")
@@ -147,17 +153,17 @@ def _made_ready(board: "Board") -> "ASGIApp":
 
     # Runs that are already indexed can be shown at once, so the page takes priority.
     indexed = all(run.snapshot().rows for run in board.runs)
-    runs = [(run.record.folder, run.folder) for run in board.runs]
-    _later(WARM_AFTER if indexed else 0, partial(_index, runs, board.allow_remote))
+    _later(WARM_AFTER if indexed else 0, partial(_index, board))
     _later(WARM_AFTER, board.warm)
     gc.freeze()  # exempts imported objects from garbage collection, which would otherwise delay responses now and then
     return create_api(board)
 
 
-def _index(runs: Sequence[tuple[str, Path]], allow_remote: bool) -> None:
-    from cavesson.board.indexing import start
+def _index(board: "Board") -> None:
+    from cavesson.board.indexing import Indexing
 
-    start(runs, allow_remote)
+    indexing = Indexing(board.allow_remote)
+    board.follow(lambda run: indexing.add(run.record.folder, run.folder))
 
 
 def _later(seconds: float, act: Callable[[], object]) -> None:

@@ -42,7 +42,10 @@ STATUS: dict[type[UserError], int] = {NotFoundError: 404, UnreadableError: 409, 
 def create_api(board: Board) -> ASGIApp:
     """Return the application that handles requests for data."""
     queries = Turns(RUNNING, WAITING, WAIT)
-    routes = [Route(e.path, _handler(board, e, queries), methods=[e.method]) for e in ENDPOINTS]
+    # A name may have the parent's name in front of it, as in first/run.
+    routes = [
+        Route(e.path.replace("{run}", "{run:path}"), _handler(board, e, queries), methods=[e.method]) for e in ENDPOINTS
+    ]
     routes += [Route("/api/openapi.json", _openapi), Route("/{path:path}", _unknown)]
     known = (UserError, ValidationError, pa.ArrowException, OSError, UnicodeDecodeError)
     handlers = dict.fromkeys(known, _failed) | {HTTPException: _http_error, Exception: _bug}

@@ -15,7 +15,7 @@ from cavesson.board.page import NO_PAGE, STATIC, VIEWS
 from cavesson.board.security import refuse
 from cavesson.text.visible import visible
 
-FIRST = re.compile(r"/api/runs(/\d+/series)?")
+FIRST = re.compile(r"/api/runs(/.+/series)?")
 """What the page asks for first: the runs and their curves."""
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 

@@ -12,7 +12,9 @@ board_app = typer.Typer()
 
 @board_app.command()
 def board(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Folders of runs, finished or in training.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN…", help="Runs, finished or in training, and folders of runs.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free port.", min=0, max=65535)] = 6008,
     token: Annotated[

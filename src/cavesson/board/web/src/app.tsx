@@ -9,7 +9,7 @@ import { TopBar } from "./parts/top-bar";
 import { inSnapshot } from "./api/snapshot";
 import type { RunSummary } from "./api/types";
 import { language, useText } from "./i18n";
-import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
+import { boardError, moveStep, runs, selectStep, useOpened, useRun } from "./state/board";
 import { useKeys } from "./state/keys";
 import { whole } from "./maths/format";
 import { parseSides } from "./maths/sides";
@@ -18,8 +18,10 @@ import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/ro
 import { useStore } from "./state/store";
 import { visible } from "./maths/text";
 import { PAGES } from "./views/pages";
+import { Runs } from "./views/runs";
 
 const LETTERS: Record<View, string> = {
+  runs: "u",
   overview: "o",
   step: "s",
   responses: "r",
@@ -41,7 +43,18 @@ export function App() {
   }, [chosen]);
   if (error !== null && all === null) return <Failure text={error} />;
   if (all === null) return <div class="shell" />;
-  return all.length === 0 ? <Failure text="–" /> : <Board />;
+  return all.length === 0 ? <NoRuns /> : <Board />;
+}
+
+/** A board of an empty folder, until a run appears. */
+function NoRuns() {
+  return (
+    <div class="shell">
+      <div />
+      <div />
+      <Runs />
+    </div>
+  );
 }
 
 function Board() {
@@ -49,9 +62,11 @@ function Board() {
   const { view, query, unknown } = useRoute();
   const run = useRun();
   const missing = useMissing(run);
+  const sides = parseSides(query["sides"] ?? "").map((side) => side.run);
+  const failed = useOpened(view === "runs" ? [] : view === "compare" && sides.length > 0 ? sides : [run.run]);
   const error = useStore(boardError);
   const [help, setHelp] = useState(false);
-  const heading = [run.name, ...(unknown === undefined ? [t(view)] : [])].join(" · ");
+  const heading = [...(view === "runs" ? [] : [run.name]), ...(unknown === undefined ? [t(view)] : [])].join(" · ");
   const title = `${heading} · Cavesson`;
   useLayoutEffect(() => void (document.title = visible(title)), [title]);
   const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
@@ -84,13 +99,15 @@ function Board() {
             {run.problem}
           </div>
         )}
-        <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
+        {view !== "runs" && run.opened !== false && (
+          <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
+        )}
       </div>
-      {missing === null ? (
-        <Page key={run.run} />
+      {missing === null && failed === null ? (
+        <Page key={view === "runs" ? "" : run.run} />
       ) : (
         <main class="view">
-          <p class="empty">{missing}</p>
+          <p class="empty">{failed === null ? missing : visible(failed)}</p>
         </main>
       )}
       {help && <Help onClose={() => setHelp(false)} />}
@@ -104,12 +121,14 @@ function useMissing(run: RunSummary): string | null {
   const { view, query, unknown } = useRoute();
   const all = useStore(runs)!;
   const [asked, step] = [query["run"], query["step"]];
+  if (view === "runs" && unknown === undefined) return null;
   if (unknown !== undefined) return t("noPage", { page: visible(unknown) });
   if (view === "compare") {
     const side = parseSides(query["sides"] ?? "").find((side) => all.every((run) => run.run !== side.run));
     return side ? t("noRun", { run: side.run }) : null;
   }
-  if (asked !== undefined && Number(asked) !== run.run) return t("noRun", { run: asked });
+  if (asked !== undefined && asked !== run.run) return t("noRun", { run: asked });
+  if (run.opened === false) return t("opening");
   const { steps, partial } = run;
   const indexing = partial && t("partial", { indexed: whole(partial.indexed), of: whole(partial.of) });
   if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))

@@ -3,7 +3,7 @@ import { App } from "./app";
 import { painted } from "./api/client";
 import { follow } from "./api/live";
 import { inSnapshot, snapshotRoute } from "./api/snapshot";
-import { loadRuns } from "./state/board";
+import { loadRuns, runs } from "./state/board";
 import { applyTheme } from "./state/preferences";
 import { currentRoute, go, parseRoute } from "./state/router";
 import { showOnlyVisible } from "./safe-text";
@@ -23,6 +23,14 @@ if (inSnapshot && location.hash === "") {
   const { view, query } = parseRoute(snapshotRoute());
   go(view, query, true);
 }
-void loadRuns().then(painted).then(follow);
-askEarly(Number(currentRoute().query["run"] ?? 0));
+void loadRuns().then(beginWithTable).then(painted).then(follow);
+askEarly(currentRoute().query["run"]);
+/** Without a run in the address, a folder is shown by its table. */
+function beginWithTable(): void {
+  const { view, query, unknown } = currentRoute();
+  const all = runs.get();
+  const isFolder = all?.length === 0 || all?.some(({ opened }) => opened === false);
+  if (isFolder && view === "overview" && unknown === undefined && query["run"] === undefined) go("runs", {}, true);
+}
+
 render(<App />, document.getElementById("app")!);

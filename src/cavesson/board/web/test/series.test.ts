@@ -52,20 +52,20 @@ test("runs of different steps are laid over each other by step", () => {
 });
 
 test("sides are written and read as in the address", () => {
-  const sides = parseSides("0@0-9,0@90-99,1");
+  const sides = parseSides("a@0-9,a@90-99,sweep/b=1");
   assert.deepEqual(sides, [
-    { run: 0, steps: [0, 9] },
-    { run: 0, steps: [90, 99] },
-    { run: 1, steps: null },
+    { run: "a", steps: [0, 9] },
+    { run: "a", steps: [90, 99] },
+    { run: "sweep/b=1", steps: null },
   ]);
-  assert.equal(formatSides(sides), "0@0-9,0@90-99,1");
-  assert.deepEqual(parseSides("x,1@3,-2"), []);
+  assert.equal(formatSides(sides), "a@0-9,a@90-99,sweep/b=1");
+  assert.deepEqual(parseSides("x@3,@1-2,y@-2"), []);
 });
 
 test("by default the first two runs, or the ends of one", () => {
-  const run = (number: number) => ({ run: number, steps: [0, 99] as [number, number] });
-  assert.equal(formatSides(usualSides([run(0), run(1), run(2)])), "0,1");
-  assert.equal(formatSides(usualSides([run(0)])), "0@0-9,0@90-99");
+  const run = (name: string) => ({ run: name, steps: [0, 99] as [number, number] });
+  assert.equal(formatSides(usualSides([run("a"), run("b"), run("c")])), "a,b");
+  assert.equal(formatSides(usualSides([run("a")])), "a@0-9,a@90-99");
 });
 
 test("a step is found within points that stand for several", () => {

@@ -143,7 +143,7 @@ export async function send(method: "PUT" | "DELETE" | "POST", url: string, body:
 }
 
 /** Forgets what a growing run has made stale; whole rollouts never change. */
-export function forget(run: number): void {
+export function forget(run: string): void {
   const prefix = `api/runs/${run}/`;
   for (const url of answers.keys()) {
     const grows = url.startsWith(prefix) ? !url.includes("/rollouts/") : !url.startsWith("api/runs/");

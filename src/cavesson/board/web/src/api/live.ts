@@ -1,6 +1,6 @@
 /** Follows running runs: the server says what was added, after the last message this page has seen. */
 
-import { address, forgetMatching } from "./client";
+import { address } from "./client";
 import type { LiveEvent } from "./types";
 import { inSnapshot } from "./snapshot";
 import { grow, loadRuns } from "../state/board";
@@ -19,10 +19,7 @@ const LOOK_MS = 30_000;
 export function follow(): void {
   if (inSnapshot) return;
   listen("");
-  setInterval(() => {
-    forgetMatching((url) => url === "api/runs");
-    void loadRuns();
-  }, LOOK_MS);
+  setInterval(() => void loadRuns(), LOOK_MS);
 }
 
 /** @param after the last message that this page has seen */
@@ -36,19 +33,20 @@ function listen(after: string): void {
   source.onmessage = (message: MessageEvent<string>) => {
     after = message.lastEventId;
     const event = JSON.parse(message.data) as LiveEvent;
-    soon(event.run, event.restarted);
+    if (event.appeared) void loadRuns();
+    else soon(event.run, event.restarted);
   };
 }
 
 /** A run that grows faster than this is looked at this often. */
 const PAUSE_MS = 1500;
 
-const waiting = new Set<number>();
+const waiting = new Set<string>();
 
 /** Runs that grew meanwhile, and whether they were restarted. */
-const missed = new Map<number, boolean>();
+const missed = new Map<string, boolean>();
 
-function soon(run: number, restarted: boolean): void {
+function soon(run: string, restarted: boolean): void {
   if (waiting.has(run)) {
     missed.set(run, restarted || missed.get(run) === true);
     return;

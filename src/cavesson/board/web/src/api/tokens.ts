@@ -55,7 +55,7 @@ const inside = (token: number | null | undefined, count: number): boolean =>
   token != null && token >= 0 && token < count;
 
 /** Where one rollout is. */
-export const rolloutAddress = (run: number, { step, sample }: RolloutKey): string =>
+export const rolloutAddress = (run: string, { step, sample }: RolloutKey): string =>
   address(`runs/${run}/rollouts/${step}/${sample}`);
 
 /** @param path runs/RUN/rollouts/STEP/SAMPLE */

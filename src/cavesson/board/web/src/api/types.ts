@@ -10,9 +10,11 @@ export interface Progress {
 }
 
 export interface RunSummary {
-  run: number;
+  run: string;
   name: string;
   path: string;
+  /** false until somebody looks at a run of a folder; absent in pages that were saved by earlier versions */
+  opened?: boolean;
   algorithm: string | null;
   steps: Steps | null;
   /** the last step with rollouts that were trained on */
@@ -27,6 +29,48 @@ export interface RunSummary {
   /** why the index does not grow; null if it does */
   problem: string | null;
   columns: RunColumns;
+}
+
+/** What the folder of a run says. */
+export interface RunLine {
+  run: string;
+  name: string;
+  path: string;
+  state: "training" | "finished" | "stopped" | "broken";
+  /** why it cannot be read */
+  problem: string | null;
+  algorithm: string | null;
+  model: string | null;
+  seed: Maybe;
+  steps: Maybe;
+  /** steps that it is to have */
+  planned: Maybe;
+  /** of the last step, with its 95 % interval */
+  reward: Estimate | null;
+  /** of held-out prompts at the last evaluation, against before training */
+  gain: Estimate | null;
+  findings: { error: number; warning: number; note: number; titles: Record<string, string[]> } | null;
+  /** those that are not the usual ones */
+  settings: Record<string, string | null>;
+  /** the same for runs that differ in nothing but the seed; null where no settings are recorded */
+  group: string | null;
+  /** when something was recorded last, in seconds since 1970 */
+  recorded: Maybe;
+}
+
+export interface Estimate {
+  mean: number;
+  low: Maybe;
+  high: Maybe;
+  count: number;
+  step: number;
+}
+
+export interface RunTable {
+  folders: string[];
+  /** the most common value of each setting that differs */
+  usual: Record<string, string | null>;
+  runs: RunLine[];
 }
 
 export interface RunColumns {
@@ -336,7 +380,7 @@ export interface Patterns {
 
 /** What one side answered to a prompt. */
 export interface ComparedSide extends RolloutKey {
-  run: number;
+  run: string;
   /** of the newest response, which is the one shown */
   reward: Maybe;
   /** over all n responses */
@@ -401,9 +445,10 @@ export interface Diagnosis {
 /** What the doctor found, by language; null while it has not looked. */
 export type Findings = Record<string, Diagnosis> | null;
 
-/** Something was added to a run. */
+/** Something was added to a run, or runs have appeared. */
 export interface LiveEvent {
-  run: number;
+  run: string;
+  appeared?: string[];
   /** The run was resumed or begun again: steps that were shown may be no part of it any more. */
   restarted: boolean;
 }

@@ -1,25 +1,25 @@
-/** What is compared: runs, or stretches of steps of runs, written as in the address: "0@0-9,0@90-99,1". */
+/** What is compared: runs, or stretches of steps of runs, written as in the address: "first@0-9,first@90-99,second". */
 
 export interface Side {
-  run: number;
+  run: string;
   /** null = the whole run */
   steps: [first: number, last: number] | null;
 }
 
 export function parseSides(text: string): Side[] {
   return text.split(",").flatMap((part): Side[] => {
-    const found = /^(\d+)(?:@(\d+)-(\d+))?$/.exec(part.trim());
+    const found = /^([^@]+)(?:@(\d+)-(\d+))?$/.exec(part.trim());
     if (!found) return [];
-    return [{ run: Number(found[1]), steps: found[2] === undefined ? null : [Number(found[2]), Number(found[3])] }];
+    return [{ run: found[1]!, steps: found[2] === undefined ? null : [Number(found[2]), Number(found[3])] }];
   });
 }
 
 export function formatSides(sides: readonly Side[]): string {
-  return sides.map(({ run, steps }) => (steps ? `${run}@${steps[0]}-${steps[1]}` : String(run))).join(",");
+  return sides.map(({ run, steps }) => (steps ? `${run}@${steps[0]}-${steps[1]}` : run)).join(",");
 }
 
 /** The first two runs; of a single run its first tenth of steps against its last. */
-export function usualSides(runs: readonly { run: number; steps: readonly [number, number] | null }[]): Side[] {
+export function usualSides(runs: readonly { run: string; steps: readonly [number, number] | null }[]): Side[] {
   if (runs.length !== 1) return runs.slice(0, 2).map(({ run }) => ({ run, steps: null }));
   const [first, last] = runs[0]!.steps ?? [0, 0];
   const tenth = Math.floor((last - first) / 10);

@@ -25,7 +25,7 @@ export function ComparedCurves({ sides }: { sides: Side[] }) {
   return <Loaded key={wanted.join()} wanted={wanted} sides={sides} />;
 }
 
-function Loaded({ wanted, sides }: { wanted: number[]; sides: Side[] }) {
+function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
   const colours = usePalette();
   const all = useStore(runs)!;
   const { query } = useRoute();
@@ -36,7 +36,7 @@ function Loaded({ wanted, sides }: { wanted: number[]; sides: Side[] }) {
   const usual = USUAL.map((key) => (split ? `eval/${key}` : key));
   const more = [...(split ? usual : []), ...(extra ? [extra] : [])];
   const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
-  const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? String(run));
+  const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? run);
   const specs = useMemo(
     () =>
       [...usual, ...(extra ? [extra] : [])].flatMap((key) => {

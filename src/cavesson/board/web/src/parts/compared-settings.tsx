@@ -19,7 +19,7 @@ export function ComparedSettings({ sides }: { sides: Side[] }) {
   return wanted.length > 1 ? <Loaded key={wanted.join()} wanted={wanted} /> : null;
 }
 
-function Loaded({ wanted }: { wanted: number[] }) {
+function Loaded({ wanted }: { wanted: string[] }) {
   const t = useText();
   const all = useStore(runs)!;
   const { query } = useRoute();
@@ -29,7 +29,7 @@ function Loaded({ wanted }: { wanted: number[] }) {
   const whatever = query["settings"] === "all";
   const shown = lines.filter(({ same }) => whatever || !same);
   const same = lines.filter((line) => line.same).length;
-  const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? String(run));
+  const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? run);
   const table = (): unknown[][] => [["setting", ...names], ...shown.map(({ name, values }) => [name, ...values])];
   return (
     <Card title={t("settingsDiffer")} class="differing" actions={<SaveTable name={t("settingsDiffer")} rows={table} />}>
@@ -39,7 +39,7 @@ function Loaded({ wanted }: { wanted: number[] }) {
             <th>{t("setting")}</th>
             {wanted.map((run, i) => (
               <th key={run}>
-                <Link to={{ view: "settings", query: { run: String(run) } }}>
+                <Link to={{ view: "settings", query: { run } }}>
                   <bdi>{names[i]}</bdi>
                 </Link>
               </th>

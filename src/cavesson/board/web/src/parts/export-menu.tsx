@@ -53,7 +53,7 @@ export function ExportMenu() {
   );
 }
 
-async function saveView(run: number, name: string, rows: Selection | null): Promise<void> {
+async function saveView(run: string, name: string, rows: Selection | null): Promise<void> {
   const answers = await usedAnswers();
   if (rows) await loadRollouts(run, rows, answers);
   answers.set("api/runs", runs.get());
@@ -67,7 +67,7 @@ async function saveView(run: number, name: string, rows: Selection | null): Prom
 }
 
 /** Adds the first rollouts of the selection with their tokens, so that they open without a server. */
-async function loadRollouts(run: number, rows: Selection, answers: Map<string, unknown>): Promise<void> {
+async function loadRollouts(run: string, rows: Selection, answers: Map<string, unknown>): Promise<void> {
   for (let offset = 0; offset < MAX_ROLLOUTS; offset += PAGE) {
     const url = rowsAddress(run, rows, offset);
     const page = await getJson<Rows>(url);

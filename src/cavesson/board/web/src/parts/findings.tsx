@@ -10,7 +10,7 @@ import { openTokens } from "./rollout-line";
 /** So many rollouts are linked from one finding. */
 const MOST = 12;
 
-export function Findings({ run, diagnosis }: { run: number; diagnosis: Diagnosis }) {
+export function Findings({ run, diagnosis }: { run: string; diagnosis: Diagnosis }) {
   const t = useText();
   const { summary, findings } = diagnosis;
   if (findings.length === 0 && !summary) return null;
@@ -52,7 +52,7 @@ function NotExcluded({ failures }: { failures: Diagnosis["not_excluded"] }) {
   );
 }
 
-function FindingItem({ run, finding, steps }: { run: number; finding: Finding; steps: Steps | null }) {
+function FindingItem({ run, finding, steps }: { run: string; finding: Finding; steps: Steps | null }) {
   const t = useText();
   const { severity, title, cause, since_between: between, evidence } = finding;
   const kind = t(`severity_${severity}`);

@@ -24,7 +24,7 @@ const SHOWN = 1_500;
 const FOLDED = 40;
 
 /** @param props.sample of one of the responses */
-export function GroupReader({ run, step, sample }: { run: number; step: number; sample: number }) {
+export function GroupReader({ run, step, sample }: { run: string; step: number; sample: number }) {
   const t = useText();
   const { query } = useRoute();
   const { data, error } = useResource<GroupDetail>(address(`runs/${run}/groups/${step}/${sample}`), useVersion(run));
@@ -78,7 +78,7 @@ export function GroupReader({ run, step, sample }: { run: number; step: number; 
 }
 
 interface OneProps {
-  run: number;
+  run: string;
   one: GroupResponse;
   /** whose differences from it are marked; null marks none */
   base: GroupResponse | null;

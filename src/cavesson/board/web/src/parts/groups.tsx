@@ -90,7 +90,7 @@ function focusGroup(by: number): void {
   buttons[now < 0 ? 0 : Math.min(buttons.length - 1, Math.max(0, now + by))]?.focus();
 }
 
-function OneGroup({ run, group, read }: { run: number; group: Group; read: boolean }) {
+function OneGroup({ run, group, read }: { run: string; group: Group; read: boolean }) {
   const t = useText();
   const best = Math.max(...group.rows.map((row) => row.reward ?? -Infinity));
   return (

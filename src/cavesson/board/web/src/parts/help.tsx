@@ -2,6 +2,7 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import { type Key, useText } from "../i18n";
 
 const KEYS: [string[], Key][] = [
+  [["g u"], "runs"],
   [["g o"], "overview"],
   [["[", "]"], "keyStep"],
   [["g s"], "step"],

@@ -34,7 +34,7 @@ export function NeverBeats() {
   const open = ({ group, last_step: step, last_sample: sample }: Prompt): void =>
     group === null
       ? openTokens(run.run, step, sample)
-      : go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward", ...showing(split) });
+      : go("responses", { run: run.run, filter: `group == ${group}`, sort: "-reward", ...showing(split) });
   return (
     <section>
       <div class="section">

@@ -9,7 +9,7 @@ import { setStar, starOf, useStars } from "../state/stars";
 /** The server keeps no longer note. */
 const LONGEST = 10_000;
 
-export function Note({ run, row }: { run: number; row: Rollout }) {
+export function Note({ run, row }: { run: string; row: Rollout }) {
   const t = useText();
   const stars = useStars();
   const note = starOf(stars, run, row);

@@ -6,7 +6,7 @@ import { showing, type Split, splitOf } from "../state/selection";
 import { Link } from "./link";
 
 interface Props {
-  run: number;
+  run: string;
   /** absent in pages that were saved by earlier versions */
   id: string | null | undefined;
   /** the split of its responses, if it is not the one in view */
@@ -15,8 +15,8 @@ interface Props {
   children: ComponentChildren;
 }
 
-export function promptRoute(run: number, id: string, split: Split): Route {
-  return { view: "prompt", query: { run: String(run), prompt: id, ...showing(split) } };
+export function promptRoute(run: string, id: string, split: Split): Route {
+  return { view: "prompt", query: { run, prompt: id, ...showing(split) } };
 }
 
 export function PromptLink({ run, id, split, class: kind, children }: Props) {

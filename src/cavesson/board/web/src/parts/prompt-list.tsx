@@ -123,7 +123,7 @@ function Nothing({ data, order, split }: { data: Prompts; order: Order; split: S
   );
 }
 
-function Table({ run, data, name }: { run: number; data: Prompts; name: string }) {
+function Table({ run, data, name }: { run: string; data: Prompts; name: string }) {
   const t = useText();
   return (
     <Card title={name} level={2} class="prompts" actions={<SaveTable name={name} rows={() => table(data.prompts)} />}>
@@ -194,7 +194,7 @@ export function PromptLists() {
     <section class="prompt-lists">
       <div class="section">
         <h2>{t("promptsTitle")}</h2>
-        <Link to={{ view: "prompt", query: { run: String(run.run), ...showing(split) } }}>{t("allPrompts")}</Link>
+        <Link to={{ view: "prompt", query: { run: run.run, ...showing(split) } }}>{t("allPrompts")}</Link>
       </div>
       <div class="charts">
         {ORDERS.slice(0, 4).map((order) => (
@@ -212,7 +212,7 @@ function ShortList({ order, split }: { order: Order; split: Split }) {
   const { data, error } = useResource<Prompts>(url, useVersion(run.run));
   if (error) return <Problem text={error} />;
   if (!data || (data.total === 0 && data.solved_from === null)) return null;
-  const all = { run: String(run.run), sort: order, ...showing(split) };
+  const all = { run: run.run, sort: order, ...showing(split) };
   const more = (
     <Link to={{ view: "prompt", query: all }} class="more" title={t("allPrompts")}>
       {t("promptCount", { count: whole(data.total) })}

@@ -31,7 +31,7 @@ export function PromptPage({ id }: { id: string }) {
   const split = splitOf(query);
   const url = address(`runs/${run.run}/prompts/${encodeURIComponent(id)}`, { split, solved: query["solved"] });
   const { data, error } = useResource<Page>(url, useVersion(run.run));
-  const all = { run: String(run.run), ...showing(split) };
+  const all = { run: run.run, ...showing(split) };
   const responses = { ...all, filter: filterOf(id), sort: "-reward" };
   return (
     <main class="view prompt-page">
@@ -54,7 +54,7 @@ export function PromptPage({ id }: { id: string }) {
 /** How a filter names a prompt. */
 export const filterOf = (id: string): string => `prompt_id == "${id}"`;
 
-function Body({ run, prompt }: { run: number; prompt: Page }) {
+function Body({ run, prompt }: { run: string; prompt: Page }) {
   const t = useText();
   const split = splitOf(useRoute().query);
   return (

@@ -26,7 +26,7 @@ const ORDERS = ["step", "-step", "-reward", "reward"] as const;
 /** No line shows more characters of a response. */
 const INSIGHT = 300;
 
-export function PromptResponses({ run, prompt }: { run: number; prompt: PromptPage }) {
+export function PromptResponses({ run, prompt }: { run: string; prompt: PromptPage }) {
   const t = useText();
   const { query } = useRoute();
   const order = ORDERS.find((one) => one === query["order"]) ?? "step";
@@ -84,7 +84,7 @@ export function PromptResponses({ run, prompt }: { run: number; prompt: PromptPa
   );
 }
 
-function Line({ run, prompt, row, chosen }: { run: number; prompt: PromptPage; row: Row; chosen: boolean }) {
+function Line({ run, prompt, row, chosen }: { run: string; prompt: PromptPage; row: Row; chosen: boolean }) {
   const t = useText();
   const { query } = useRoute();
   const text = row.answer ?? gist(row.response);

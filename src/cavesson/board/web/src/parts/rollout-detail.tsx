@@ -23,7 +23,7 @@ import { Star } from "./star";
 import { CutText, Text, TextDifference } from "./text";
 
 interface Props {
-  run: number;
+  run: string;
   place: RolloutKey;
   search: string;
   onMove: (by: number) => void;
@@ -73,7 +73,7 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   );
 }
 
-function Body({ run, rollout, search }: { run: number; rollout: Rollout; search: string }) {
+function Body({ run, rollout, search }: { run: string; rollout: Rollout; search: string }) {
   const t = useText();
   const { query } = useRoute();
   const compared = query["diff"] === "1";
@@ -135,7 +135,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
   );
 }
 
-export function ToPrompt({ run, rollout }: { run: number; rollout: Rollout }) {
+export function ToPrompt({ run, rollout }: { run: string; rollout: Rollout }) {
   const t = useText();
   if (!rollout.prompt_id) return null;
   return (
@@ -145,7 +145,7 @@ export function ToPrompt({ run, rollout }: { run: number; rollout: Rollout }) {
   );
 }
 
-function Similar({ run, place }: { run: number; place: Rollout }) {
+function Similar({ run, place }: { run: string; place: Rollout }) {
   const t = useText();
   const [open, setOpen] = useState(false);
   const asked = { split: place.split === "eval" ? place.split : undefined, limit: 12 };

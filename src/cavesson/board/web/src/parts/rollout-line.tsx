@@ -6,7 +6,7 @@ import { beginning, oneLine } from "../maths/text";
 import { go, type Route, tabRoute } from "../state/router";
 
 interface Props {
-  run: number;
+  run: string;
   step: number;
   sample: number;
   reward: unknown;
@@ -19,13 +19,13 @@ interface Props {
 const PROMPT = 60;
 
 /** The choice of metrics stays from one rollout to the next. */
-export function tokensRoute(run: number, step: number, sample: number, token: number | null = null): Route {
+export function tokensRoute(run: string, step: number, sample: number, token: number | null = null): Route {
   const { token: _, ...kept } = tabRoute("tokens").query;
-  const place = { run: String(run), step: String(step), sample: String(sample) };
+  const place = { run, step: String(step), sample: String(sample) };
   return { view: "tokens", query: { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) } };
 }
 
-export function openTokens(run: number, step: number, sample: number, token: number | null = null): void {
+export function openTokens(run: string, step: number, sample: number, token: number | null = null): void {
   const { view, query } = tokensRoute(run, step, sample, token);
   go(view, query);
 }

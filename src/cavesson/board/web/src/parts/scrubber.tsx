@@ -15,7 +15,7 @@ import { splitOf } from "../state/selection";
 
 const NONE: Diagnosis = { summary: "", not_excluded: [], last_step: 0, findings: [] };
 
-export function useDiagnosis(run: number): Diagnosis {
+export function useDiagnosis(run: string): Diagnosis {
   const version = useVersion(run);
   const chosen = useStore(language);
   return useResource<Findings>(address(`runs/${run}/findings`), version).data?.[chosen] ?? NONE;

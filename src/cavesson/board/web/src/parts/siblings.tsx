@@ -5,7 +5,7 @@ import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { openTokens } from "./rollout-line";
 
-export function Siblings({ run, rollout }: { run: number; rollout: Rollout }) {
+export function Siblings({ run, rollout }: { run: string; rollout: Rollout }) {
   const t = useText();
   if (rollout.siblings.length < 2) return null;
   return (

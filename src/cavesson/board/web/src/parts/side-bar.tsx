@@ -12,7 +12,7 @@ import { useStore } from "../state/store";
 export function useSideName(): (side: Side) => string {
   const all = useStore(runs)!;
   return ({ run, steps }) => {
-    const name = all.find((one) => one.run === run)?.name ?? String(run);
+    const name = all.find((one) => one.run === run)?.name ?? run;
     return steps ? `${name} ${steps[0]}–${steps[1]}` : name;
   };
 }
@@ -75,7 +75,7 @@ function SideField({ index, side, onChange, onRemove }: FieldProps) {
       <select
         value={side.run}
         aria-label={t("run")}
-        onChange={(event) => onChange({ ...side, run: Number(event.currentTarget.value) })}
+        onChange={(event) => onChange({ ...side, run: event.currentTarget.value })}
       >
         {all.map((run) => (
           <option key={run.run} value={run.run}>

@@ -3,7 +3,7 @@ import { inSnapshot } from "../api/snapshot";
 import { noteStar, starOf, type Stars, toggleStar } from "../state/stars";
 
 interface Props {
-  run: number;
+  run: string;
   row: RolloutKey & { starred?: boolean; note?: string | null };
   stars: Stars;
   /** what it is called in the reader's language; given, as a table has many */

@@ -18,7 +18,7 @@ export function StepBrief({ step }: { step: number }) {
   const t = useText();
   const run = useRun();
   const split = splitOf(useRoute().query);
-  const link = { run: String(run.run), step: String(step), ...showing(split) };
+  const link = { run: run.run, step: String(step), ...showing(split) };
   return (
     <section>
       <div class="section">

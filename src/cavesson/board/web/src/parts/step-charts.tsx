@@ -138,7 +138,7 @@ export function RewardHistogram({ column }: { column: string }) {
       {...drawn}
       onRange={(low, high) =>
         go("responses", {
-          run: String(run.run),
+          run: run.run,
           step: String(split ? steps[0] : step),
           scope: "step",
           ...showing(split),

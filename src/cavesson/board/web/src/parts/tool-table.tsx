@@ -29,7 +29,7 @@ export function ToolTable({ step }: { step: number }) {
   if (!data?.rollouts) return null;
   const show = ({ name }: ToolUse): void => {
     const filter = name === "" ? "tool is None" : `tool == ${JSON.stringify(name)}`;
-    go("responses", { run: String(run.run), step: String(step), ...showing(split), scope: "step", filter });
+    go("responses", { run: run.run, step: String(step), ...showing(split), scope: "step", filter });
   };
   return (
     <Card title={t("toolsOfStep")} hint={t("toolsHint")}>

@@ -27,23 +27,24 @@ export function TopBar({ heading, onHelp, onPoint }: Props) {
   const t = useText();
   const { view, unknown } = useRoute();
   const run = useRun();
+  const several = useStore(runs)!.length > 1 || view === "runs" || run.opened === false;
   return (
     <header class="top">
       <h1 class="unseen">{heading}</h1>
-      <Link to={{ view: "overview", query: { run: String(run.run) } }} class="brand">
+      <Link to={{ view: "overview", query: { run: run.run } }} class="brand">
         <Logo />
         <span>Cavesson</span>
       </Link>
-      <RunChoice />
+      {view !== "runs" && <RunChoice />}
       <nav class="tabs">
-        {VIEWS.map((name) => (
+        {VIEWS.filter((name) => name !== "runs" || several).map((name) => (
           <Link key={name} to={tabRoute(name)} current={name === view && unknown === undefined} onPoint={onPoint}>
             {t(name)}
           </Link>
         ))}
       </nav>
       <span class="space" />
-      <Status />
+      {view !== "runs" && <Status />}
       {!inSnapshot && <ExportMenu />}
       <LanguageChoice />
       <ThemeButton />
@@ -66,8 +67,7 @@ function RunChoice() {
       </b>
     );
   }
-  const choose = (number: string): void =>
-    patchRoute({ run: number, step: undefined, sample: undefined, at: undefined });
+  const choose = (name: string): void => patchRoute({ run: name, step: undefined, sample: undefined, at: undefined });
   return (
     <select
       class="run"

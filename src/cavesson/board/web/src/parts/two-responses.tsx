@@ -15,7 +15,7 @@ import { tokensRoute } from "./rollout-line";
 import { Segments } from "./segments";
 import { CutText, TextDifference } from "./text";
 
-export function TwoResponses({ run, prompt }: { run: number; prompt: PromptPage }) {
+export function TwoResponses({ run, prompt }: { run: string; prompt: PromptPage }) {
   const t = useText();
   const { query } = useRoute();
   const [a, b] = SIDES.map((side) => sideOf(prompt, side, query[side]));
@@ -40,11 +40,11 @@ interface Answer {
   error: string | null;
 }
 
-const useRollout = (run: number, place: RolloutKey | null | undefined): Answer =>
+const useRollout = (run: string, place: RolloutKey | null | undefined): Answer =>
   useResource<Rollout>(place ? rolloutAddress(run, place) : null);
 
 interface SideProps {
-  run: number;
+  run: string;
   prompt: PromptPage;
   side: PromptSide;
   place: RolloutKey | null;

@@ -1,6 +1,16 @@
 /** A view and its query, as the address bar has them. */
 
-export const VIEWS = ["overview", "step", "responses", "prompt", "tokens", "patterns", "compare", "settings"] as const;
+export const VIEWS = [
+  "runs",
+  "overview",
+  "step",
+  "responses",
+  "prompt",
+  "tokens",
+  "patterns",
+  "compare",
+  "settings",
+] as const;
 export type View = (typeof VIEWS)[number];
 export type Query = Record<string, string>;
 

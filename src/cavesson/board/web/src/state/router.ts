@@ -58,6 +58,7 @@ export function patchRoute(patch: Patch, replace = false): void {
 /** Where a view's tab leads. */
 export function tabRoute(view: View): Route {
   const { query } = route.get();
+  if (view === "runs") return { view, query: left[view] ?? {} };
   const shared = Object.fromEntries(SHARED.flatMap((key) => (query[key] === undefined ? [] : [[key, query[key]!]])));
   const kept = Object.fromEntries(Object.entries(left[view] ?? {}).filter(([key]) => !SHARED.includes(key)));
   return { view, query: { ...kept, ...shared } };

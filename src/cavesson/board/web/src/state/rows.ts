@@ -52,7 +52,7 @@ const KEPT = 60;
 /** While the server verifies hits, it is asked again after this pause. */
 export const VERIFYING_MS = 300;
 
-export function useRowPages(run: number, rows: Selection, version: number): RowPages {
+export function useRowPages(run: string, rows: Selection, version: number): RowPages {
   const loader = useMemo(() => new RowLoader(), []);
   const shown = JSON.stringify([run, rows]);
   const key = `${shown} ${version}`;

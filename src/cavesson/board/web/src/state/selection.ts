@@ -40,6 +40,6 @@ export function parseSteps(text: string): string | null {
 /** Rows are asked for in pages of this size: what fits into a window and a little more. */
 export const PAGE = 25;
 
-export function rowsAddress(run: number, rows: Selection, offset: number): string {
+export function rowsAddress(run: string, rows: Selection, offset: number): string {
   return address(`runs/${run}/rows`, { ...rows, offset, limit: PAGE });
 }

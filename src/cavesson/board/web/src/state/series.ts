@@ -46,17 +46,17 @@ const FIRST = [
 /** Charts are some 300 pixels wide; the server puts the steps of a longer run together. */
 const POINTS = 400;
 
-const curves = createStore<Record<number, Series>>({});
+const curves = createStore<Record<string, Series>>({});
 
 /** What was asked for, by run. */
-const asked: Record<number, Set<string>> = {};
+const asked: Record<string, Set<string>> = {};
 
 /**
  * The curves of a run, as far as they are there.
  *
  * @param more names of metrics or columns beyond the usual ones
  */
-export function useSeries(run: number, more: readonly string[] = []): Series | null {
+export function useSeries(run: string, more: readonly string[] = []): Series | null {
   const known = useStore(curves)[run] ?? null;
   useLayoutEffect(() => void want(run, more), [run, more.join()]);
   return known;
@@ -69,7 +69,7 @@ const together = (series: Series): boolean => series.steps?.some(([first, last])
  *
  * @param more as for useSeries
  */
-export function useZoomed(run: number, series: Series | null, zoom: [number, number] | null, more: readonly string[]) {
+export function useZoomed(run: string, series: Series | null, zoom: [number, number] | null, more: readonly string[]) {
   const names = [...new Set([...Object.keys(series?.metrics ?? {}), ...Object.keys(series?.rollups ?? {}), ...more])];
   const wanted = series && zoom && together(series);
   const steps = zoom ? `${Math.max(0, zoom[0])}-${Math.max(0, zoom[1])}` : undefined;
@@ -78,7 +78,7 @@ export function useZoomed(run: number, series: Series | null, zoom: [number, num
   return (key && near) || series;
 }
 
-export function knownSeries(): Record<number, Series> {
+export function knownSeries(): Record<string, Series> {
   return curves.get();
 }
 
@@ -87,21 +87,21 @@ export function metricNames(series: Series | null): string[] {
   return series?.names?.metrics ?? Object.keys(series?.metrics ?? {});
 }
 
-/** Asks for the usual curves before anything is drawn. */
-export function askEarly(run: number): void {
-  inAdvance(() => getJson(seriesAddress(run, FIRST)));
+/** Asks for the usual curves of the run in the address before anything is drawn. */
+export function askEarly(run: string | undefined): void {
+  if (run !== undefined) inAdvance(() => getJson(seriesAddress(run, FIRST)));
 }
 
-const seriesAddress = (run: number, names: readonly string[], steps?: string): string =>
+const seriesAddress = (run: string, names: readonly string[], steps?: string): string =>
   address(`runs/${run}/series`, { names: names.join(), steps, points: POINTS });
 
 /** Asks for curves in so many requests that the server takes the names of each. */
-async function load(run: number, names: readonly string[], steps?: string): Promise<Series> {
+async function load(run: string, names: readonly string[], steps?: string): Promise<Series> {
   const asked = portions(names).map((some) => getJson<Series>(seriesAddress(run, some, steps)));
   return (await Promise.all(asked)).reduce(completed);
 }
 
-async function want(run: number, more: readonly string[]): Promise<void> {
+async function want(run: string, more: readonly string[]): Promise<void> {
   const names = [...FIRST, ...more.filter((name) => !name.startsWith("part/"))].filter(
     (name) => !asked[run]?.has(name),
   );
@@ -115,7 +115,7 @@ async function want(run: number, more: readonly string[]): Promise<void> {
 const AGAIN = 20;
 
 /** Takes in new steps, or all of them if the run was restarted. */
-export async function growSeries(run: number, restarted: boolean): Promise<void> {
+export async function growSeries(run: string, restarted: boolean): Promise<void> {
   const series = curves.get()[run];
   if (!series) return want(run, []);
   const again = series.step.at(-AGAIN) ?? series.step[0];
@@ -126,7 +126,7 @@ export async function growSeries(run: number, restarted: boolean): Promise<void>
 type Join = (before: Series | undefined, answer: Series) => Series;
 
 /** Returns whether the answer came. */
-async function take(run: number, names: string[], join: Join, steps?: string): Promise<boolean> {
+async function take(run: string, names: string[], join: Join, steps?: string): Promise<boolean> {
   try {
     const whole = inSnapshot ? getJson<Series>(address(`runs/${run}/series`)) : load(run, names, steps);
     const answer = await whole;

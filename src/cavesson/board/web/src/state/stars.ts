@@ -14,7 +14,7 @@ const changed = createStore<Stars>(snapshotStars());
 /** For the export: answers that the page keeps may be older than its stars. */
 export const changedStars = (): Stars => changed.get();
 
-const starKey = (run: number, { step, sample }: RolloutKey): string => `${run}/${step}/${sample}`;
+const starKey = (run: string, { step, sample }: RolloutKey): string => `${run}/${step}/${sample}`;
 
 export function useStars(): Stars {
   return useStore(changed);
@@ -26,13 +26,13 @@ interface Starred extends RolloutKey {
 }
 
 /** The note of a starred rollout, null where there is no star. */
-export function starOf(stars: Stars, run: number, row: Starred): string | null {
+export function starOf(stars: Stars, run: string, row: Starred): string | null {
   const key = starKey(run, row);
   return key in stars ? stars[key]! : row.starred ? (row.note ?? "") : null;
 }
 
 /** Returns whether the server has kept it. */
-export async function setStar(run: number, place: RolloutKey, note: string | null): Promise<boolean> {
+export async function setStar(run: string, place: RolloutKey, note: string | null): Promise<boolean> {
   const key = starKey(run, place);
   const before = changed.get()[key];
   changed.set({ ...changed.get(), [key]: note });
@@ -53,7 +53,7 @@ export async function setStar(run: number, place: RolloutKey, note: string | nul
 const last: Record<string, Starred> = {};
 
 /** Remembers what the server said of a rollout, so that a key can toggle its star. */
-export function noteStar(run: number, row: Starred): void {
+export function noteStar(run: string, row: Starred): void {
   const { step, sample, starred = false, note = null } = row;
   last[starKey(run, row)] = { step, sample, starred, note };
 }
@@ -61,7 +61,7 @@ export function noteStar(run: number, row: Starred): void {
 /** Notes whose stars were taken away on this page: with the star they come back. */
 const taken: Record<string, string> = {};
 
-export async function toggleStar(run: number, place: RolloutKey): Promise<void> {
+export async function toggleStar(run: string, place: RolloutKey): Promise<void> {
   if (inSnapshot) return;
   const key = starKey(run, place);
   const note = starOf(changed.get(), run, last[key] ?? place);

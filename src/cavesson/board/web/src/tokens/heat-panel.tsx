@@ -19,7 +19,7 @@ const BUCKETS = 100;
 const WHOLE = ["return_to_go", "monte_carlo_error"];
 
 interface Props {
-  run: number;
+  run: string;
   /** of the response that is shown */
   split: Split;
   metric: string;

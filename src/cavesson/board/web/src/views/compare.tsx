@@ -28,7 +28,7 @@ export function Compare() {
   const all = useStore(runs)!;
   const { query } = useRoute();
   const name = useSideName();
-  const of = (number: number): RunSummary | undefined => all.find(({ run }) => run === number);
+  const of = (name: string): RunSummary | undefined => all.find(({ run }) => run === name);
   const known = (side: Side): boolean => of(side.run) !== undefined;
   const text = query["sides"] ?? "";
   const sides = useMemo(() => {

@@ -7,11 +7,13 @@ import { Overview } from "./overview";
 import { Patterns } from "./patterns";
 import { PromptView } from "./prompt";
 import { Responses } from "./responses";
+import { Runs } from "./runs";
 import { Settings } from "./settings";
 import { StepView } from "./step";
 import { Tokens } from "./tokens";
 
 export const PAGES: Record<View, () => JSX.Element> = {
+  runs: Runs,
   overview: Overview,
   step: StepView,
   responses: Responses,

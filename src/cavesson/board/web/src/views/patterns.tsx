@@ -41,7 +41,7 @@ export function Patterns() {
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const found = data?.patterns ?? [];
   const search = (pattern: Pattern): void =>
-    go("responses", { run: String(run.run), q: pattern.text, sort: "-reward", ...showing(split) });
+    go("responses", { run: run.run, q: pattern.text, sort: "-reward", ...showing(split) });
   const drawn = { lines: lines(found, DRAWN), step, onStep: selectStep, onPattern: search };
   return (
     <main class="view">

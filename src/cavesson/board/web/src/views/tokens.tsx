@@ -83,13 +83,13 @@ interface RunInfo {
 }
 
 /** The discount of the run's settings; 1 where they do not say. */
-function useGamma(run: number): number {
+function useGamma(run: string): number {
   const info = useResource<RunInfo>(address(`runs/${run}/info`)).data;
   const gamma = info?.config?.[info.section ?? info.algorithm ?? ""]?.gamma;
   return typeof gamma === "number" ? gamma : 1;
 }
 
-function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gamma: number; seen: boolean }) {
+function Opened({ run, loaded, gamma, seen }: { run: string; loaded: Loaded; gamma: number; seen: boolean }) {
   const t = useText();
   const { query } = useRoute();
   const measured = useMemo(() => measure(loaded, gamma), [loaded, gamma]);
@@ -144,7 +144,7 @@ function stripsOf(measured: Measured[], chosen: string | undefined): Measured[] 
 }
 
 function useTokenKeys(
-  run: number,
+  run: string,
   loaded: Loaded,
   measured: Measured[],
   looked: ReturnType<typeof createStore<Looked>>,
@@ -189,7 +189,7 @@ function useTokenKeys(
 const notLearned = ({ columns }: Loaded): number =>
   Array.from(columns["learned"] ?? []).filter((learned) => learned === 0).length;
 
-function Header({ run, loaded }: { run: number; loaded: Loaded }) {
+function Header({ run, loaded }: { run: string; loaded: Loaded }) {
   const t = useText();
   const stars = useStars();
   const { rollout, count } = loaded;
@@ -219,7 +219,7 @@ function Header({ run, loaded }: { run: number; loaded: Loaded }) {
 }
 
 interface NeighbourProps {
-  run: number;
+  run: string;
   place: RolloutKey | null;
   sign: string;
   title: string;

@@ -1,0 +1,212 @@
+"""The table of all runs on the board, made from what their folders say: no run is opened or indexed for it."""
+
+import hashlib
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.board.runs import LIVE_SECONDS, Board, Listed, reading
+from cavesson.board.selection import NoQuery
+from cavesson.errors import UserError
+from cavesson.findings.stored import Findings, findings_file, read_findings
+from cavesson.record import Run
+from cavesson.record.read.index_folder import fingerprint, index_folder, local_folder
+from cavesson.record.read.reader import run_info
+from cavesson.record.segments import LiveSegments, Segment
+from cavesson.record.splits import HELD_OUT
+from cavesson.record.storage import storage
+from cavesson.text.masking import masked
+
+Z = 1.959964
+"""Standard errors of a 95 % interval."""
+MAX_FILES = 16
+"""Files of the newest steps in which a reward, or a held-out one, is looked for."""
+CHANGING = ("run.json", "attempts", "record", "compactions")
+"""What changes with a run."""
+SEEDS = {"seed", "data_seed"}
+PLACES = {"run", "record", "output_dir", "run_name", "logging_dir"}
+"""Settings that are different for every run, whatever it does."""
+MAX_VALUE = 200
+"""Characters of a setting."""
+Reading = dict[str, Any]
+
+
+def table(board: Board, query: NoQuery) -> dict[str, Any]:
+    """Return a line for every run: what it is, how far it has come, its last reward, its findings and settings.
+
+    ``reward`` is that of the last step, and ``gain`` how much higher the rewards of held-out prompts were at the last
+    evaluation than before training, or than the reference's: mean and 95 % interval. ``settings`` are those whose
+    value is not the most common one, which ``usual`` has. Runs with the same ``group`` differ in nothing but the seed.
+    """
+    lines = [board.known(one.path, _stamp(one), partial(_read, one)) for one in board.listed()]
+    usual = _usual([line["config"] for line in lines if line["config"]])
+    return {
+        "folders": [str(folder) for folder in board.folders],
+        "usual": usual,
+        "runs": [_shown(line, usual) for line in lines],
+    }
+
+
+def _shown(line: Reading, usual: Mapping[str, str | None]) -> Reading:
+    config = line["config"]
+    settings = {name: config.get(name) for name, value in usual.items() if config and config.get(name) != value}
+    return {name: value for name, value in line.items() if name != "config"} | {
+        "state": _state(line), "settings": settings, "group": _group(line),
+    }  # fmt: skip
+
+
+def _state(line: Reading) -> str:
+    """Return whether a run is broken, in training, or over: finished, or stopped before the steps it was to have."""
+    if line["problem"] is not None:
+        return "broken"
+    if line["recorded"] is not None and time.time() - line["recorded"] < LIVE_SECONDS:
+        return "training"
+    return "finished" if line["planned"] is None or (line["steps"] or 0) >= line["planned"] else "stopped"
+
+
+def _group(line: Reading) -> str | None:
+    if not line["config"]:
+        return None
+    told = [line["algorithm"], line["model"], sorted(line["config"].items())]
+    return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+
+
+def _usual(configs: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
+    """Return the most common value of every setting that differs; of equally common ones, that of the first run."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    counts = {name: Counter(config.get(name) for config in configs) for name in names}
+    return {name: found.most_common(1)[0][0] for name, found in counts.items() if len(found) > 1}
+
+
+def _stamp(one: Listed) -> Any:
+    """Return a value that changes when the folder of a run says something else."""
+    places = [*(Path(one.path) / name for name in CHANGING), Path(one.path) / "index" / "findings.json"]
+    return tuple(_changed(place) for place in places)
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read(one: Listed) -> Reading:
+    """Return what the folder of a run says."""
+    line: Reading = dict.fromkeys(
+        ("algorithm", "model", "seed", "steps", "planned", "reward", "gain", "findings", "recorded", "began", "problem")
+    )
+    line |= {"run": one.key, "name": one.name, "path": one.path, "config": {}}
+    try:
+        files = storage(one.path)
+        run = Run(files, masked(run_info(files)))
+        line |= _described(run.info)
+        line |= _findings(run)
+        with reading():
+            line |= _recorded(run)
+    except UserError as error:
+        line["problem"] = " ".join(str(error).split("\n"))
+    return line
+
+
+def _described(info: Mapping[str, Any]) -> Reading:
+    model, config = info.get("model"), info.get("config")
+    config = config if isinstance(config, dict) else {}
+    start = config.get("model")
+    known = model.get("name") if isinstance(model, dict) else model
+    given = start.get("path") if isinstance(start, dict) else start
+    steps = info.get("steps")
+    seed = config.get("seed")
+    return {
+        "algorithm": _text(info.get("algorithm")),
+        "model": _text(known or given),
+        "seed": seed if isinstance(seed, int) else None,
+        "planned": steps if isinstance(steps, int) else None,
+        "config": dict(_flat("", config)),
+    }
+
+
+def _text(value: Any) -> str | None:
+    return value[:MAX_VALUE] if isinstance(value, str) else None
+
+
+def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
+    """Yield every setting by its path, but for those that no two runs share."""
+    if isinstance(value, dict) and (value or not prefix):
+        for name, inner in value.items():
+            if prefix or name not in SEEDS | PLACES:
+                yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        yield prefix, text[:MAX_VALUE]
+
+
+def _findings(run: Run) -> Reading:
+    """Return how many findings of each severity the doctor stored, and their titles by language; None without any."""
+    seen: Findings | None = read_findings(findings_file(index_folder(run)))
+    if seen is None or seen.run != fingerprint(run):
+        return {"findings": None}
+    counts = Counter(finding.severity for finding in seen.findings.get("en", ()))
+    titles = {language: [finding.title for finding in found] for language, found in seen.findings.items()}
+    return {"findings": {"error": 0, "warning": 0, "note": 0} | dict(counts) | {"titles": titles}}
+
+
+def _recorded(run: Run) -> Reading:
+    live = run.consistent(lambda live: live)
+    folder = local_folder(run)
+    last = [segment.stop - 1 for segment in (*live.rows, *live.steps)]
+    return {
+        "steps": max(last) + 1 if last else None,
+        "reward": _newest(run, live, "reward", held_out=False),
+        "gain": _newest(run, live, "gap", held_out=True),
+        "recorded": None if folder is None else _changed(folder / "record") / 1e9 or None,
+    }
+
+
+def _newest(run: Run, live: LiveSegments, column: str, *, held_out: bool) -> dict[str, float] | None:
+    """Return the mean and the 95 % interval of a column of the newest step that has it in training, or held out."""
+    for segment in islice(reversed(live.rows), MAX_FILES):
+        found = _lines(run, segment, column, held_out=held_out)
+        if found is not None and found.num_rows:
+            step = pc.max(found["step"])
+            return _interval(found.filter(pc.equal(found["step"], step)))
+    return None
+
+
+def _lines(run: Run, segment: Segment, column: str, *, held_out: bool) -> pa.Table | None:
+    names = ["step", "split", "level", "column", "count", "sum", "sum_squares"]
+    try:
+        lines = run.storage.parquet(segment.name("rollups")).read(names)
+    except FileNotFoundError:
+        return None
+    is_held_out = pc.fill_null(pc.equal(lines["split"], HELD_OUT), False)
+    chosen = is_held_out if held_out else pc.invert(is_held_out)
+    for one in (
+        pc.equal(lines["level"], "row"), pc.equal(lines["column"], column), pc.less(lines["step"], segment.stop),
+        pc.greater(lines["count"], 0),
+    ):  # fmt: skip
+        chosen = pc.and_(chosen, one)
+    return lines.filter(chosen)
+
+
+def _interval(lines: pa.Table) -> dict[str, float]:
+    count, total, squares = (pc.sum(lines[name]).as_py() for name in ("count", "sum", "sum_squares"))
+    mean = total / count
+    variance = max(0.0, squares - count * mean * mean) / (count - 1) if count > 1 else math.nan
+    half = Z * math.sqrt(variance / count) if count > 1 else math.nan
+    return {
+        "mean": mean,
+        "low": mean - half,
+        "high": mean + half,
+        "count": count,
+        "step": pc.max(lines["step"]).as_py(),
+    }

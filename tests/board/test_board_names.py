@@ -1,0 +1,55 @@
+"""What the runs on a board are called: each has a name that is its own, whatever else is on the board."""
+
+from pathlib import Path
+
+import pytest
+from board_helpers import board_of, client_of
+from index_helpers import new_run, record
+
+from cavesson.board.names import name_below, names_of
+
+PATHS = {
+    ("/r/a", "/r/b"): ["a", "b"],
+    ("/x/run", "/y/run"): ["x/run", "y/run"],
+    ("/x/1/run", "/y/1/run", "/y/b"): ["x/1/run", "y/1/run", "b"],
+    ("/run", "/y/run"): ["run", "y/run"],
+    ("/r/a b", "/r/a-b"): ["r/a-b", "r/a-b~2"],
+    ("/r/a", "/r/a"): ["a", "a"],
+    ("/r/lr=1e-5,β=0.1", "/r/a@b"): ["lr=1e-5-β=0.1", "a-b"],
+    ("/r/bad\udcff", "/"): ["bad-", "-"],
+}
+
+
+@pytest.mark.parametrize(("folders", "names"), PATHS.items())
+def test_the_shortest_end_of_the_path_that_no_other_run_has(folders: tuple[str, ...], names: list[str]) -> None:
+    assert names_of([Path(folder) for folder in folders]) == names
+
+
+def test_a_name_does_not_depend_on_the_place_on_the_command_line() -> None:
+    folders = [Path(name) for name in ("/x/run", "/y/run", "/y/other", "/z/other/deep")]
+    forward, backward = names_of(folders), names_of(folders[::-1])
+    assert forward == backward[::-1] and len(set(forward)) == len(folders)
+
+
+def test_a_run_in_a_folder_is_called_by_its_path_from_there() -> None:
+    root = Path("/runs")
+    assert name_below(root / "a", root, []) == "a"
+    assert name_below(root / "sweep" / "a", root, ["a"]) == "sweep/a"
+    assert name_below(root / "a", root, ["a"]) == "runs/a"
+    assert name_below(root / "a", root, ["a", "runs/a"]) == "runs/a~2"
+
+
+def test_two_runs_of_one_name_are_asked_for_by_their_folders(tmp_path: Path) -> None:
+    for parent, size in (("x", 2), ("y", 4)):
+        record(new_run(tmp_path / parent / "run"), [0], batch=size)
+    client = client_of(board_of(tmp_path / "x" / "run", tmp_path / "y" / "run"))
+    assert [(one["run"], one["name"]) for one in client.get("/api/runs").json()] == [
+        ("x/run", "x/run"),
+        ("y/run", "y/run"),
+    ]
+    for path in ("y/run", "y%2Frun"):
+        assert client.get(f"/api/runs/{path}/rows").json()["total"] == 4
+    assert client.get("/api/runs/y/run/rollouts/0/3").json()["sample"] == 3
+    assert client.get("/api/compare", params={"runs": "x/run,y/run@0"}).status_code == 200
+    refused = client.get("/api/runs/x/rum/rows")
+    assert refused.status_code == 404 and refused.json()["error"] == "there is no run x/rum; did you mean x/run?"
