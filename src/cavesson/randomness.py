@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     NEFTUNE = 7
     EXAMINATION = 8
     MERGED_WEIGHTS = 9
+    GIVEN = 10
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:

@@ -18,7 +18,7 @@ class Batch:
 
     Rollouts: prompts are padded on the left, `[B, S]`; everything about responses is padded on the right, `[B, T]`, and
     position t of every `[B, T]` column refers to token t after the prompt. `attended` is 1 on all tokens that exist;
-    `learned` is 1 on those of them that the policy sampled, which every loss and every statistic counts.
+    `learned` is 1 on those of them that the policy sampled or the data give, which every loss counts.
 
     Examples: `ids` and `learned`, `[B, L]`, are padded on the right, and `length` `[B]` counts the tokens. Pairs have
     two of each, `chosen_…` and `rejected_…`; a labelled response may have another one to its prompt, `mismatched_…`.

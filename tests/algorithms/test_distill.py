@@ -1,5 +1,6 @@
 """On-policy distillation: credit and losses by hand, its gradient as that of the KL, what it refuses and records."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,135 @@ def test_the_loss_of_a_run_is_that_of_whole_distributions(tmp_path: Path, beta: 
     assert first["loss/divergence"] == pytest.approx(float(torch.cat(found).mean()), rel=1e-4)
 
 
+RESPONSES = (" lay a letter.", " dog", " late again, and nobody came to meet it.", " two cats")
+GIVEN: dict[str, Any] = {
+    "steps": 3, "samples_per_prompt": 1, "batch_size": 16, "sampling": {"max_new_tokens": 12},
+    "distill": {"loss_type": "full", "beta": 0.3, "own_share": 0.5},
+}  # fmt: skip
+
+
+def mixed(folder: Path, **changes: Any) -> Result:
+    """A run in which the data give about half of the responses."""
+    values = settings(folder, **{"teacher": {"path": teacher(folder / "teacher")}, **GIVEN, **changes})
+    return Training(values, prompts={"prompt": PROMPTS, "response": RESPONSES}).run(lambda *_: None)
+
+
+def test_the_record_says_which_responses_the_data_give(tmp_path: Path) -> None:
+    mixed(tmp_path)
+    run, tokenizer = cavesson.open(tmp_path / "run"), tiny_tokenizer()
+    rows = run.rows().to_pylist()
+    tokens = [one for step in range(3) for one in run.tokens(step).to_pylist()]
+    assert len(rows) == 48 and {row["split"] for row in rows} == {"train", "given"}
+    for row in rows:
+        mine = [one for one in tokens if (one["step"], one["sample"]) == (row["step"], row["sample"])]
+        is_given, ids = row["split"] == "given", [one["token_id"] for one in mine]
+        assert {one["learned"] for one in mine} == {True}
+        assert {one["source"] for one in mine} == {"data" if is_given else "sampled"}
+        assert {one["sampler_logprob"] is None for one in mine} == {is_given}
+        assert (row["policy_version"] is None) == (row["sampler_gap"] is None) == is_given
+        assert None not in {one["logprob"] for one in mine} | {one["teacher_logprob"] for one in mine}
+        if is_given:
+            response = RESPONSES[PROMPTS.index(row["prompt"])]
+            whole = [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+            assert ids == whole[:12] and row["response"] == tokenizer.decode(ids, skip_special_tokens=True)
+            assert row["finish_reason"] == ("eos" if len(whole) <= 12 else "length")
+    given = run.sql("SELECT count(*) FROM rows WHERE split = 'given'").fetchall()
+    assert given == [(sum(row["split"] == "given" for row in rows),)]
+
+
+def test_metrics_are_those_of_the_models_own_responses(tmp_path: Path) -> None:
+    result = mixed(tmp_path)
+    for step, metrics in enumerate(result.metrics):
+        rows = cavesson.open(tmp_path / "run").rows(steps=[step]).to_pylist()
+        own = [row for row in rows if row["split"] == "train"]
+        assert 0 < len(own) < len(rows)
+        assert metrics["length/response_mean"] == pytest.approx(sum(row["length"] for row in own) / len(own))
+        assert metrics["teacher/kl"] == pytest.approx(sum(row["teacher_kl"] for row in own) / len(own), abs=1e-3)
+        assert metrics["finish/eos"] == sum(row["finish_reason"] == "eos" for row in own) / len(own)
+
+
+def whole_ids(run: cavesson.Run) -> list[tuple[list[int], int]]:
+    """Prompt and response of each rollout of the first step, and the length of the prompt; given ones from the data."""
+    tokenizer, tokens, found = tiny_tokenizer(), run.tokens(0).to_pylist(), []
+    for row in (row for row in run.rows().to_pylist() if row["step"] == 0):
+        own = [one["token_id"] for one in tokens if one["sample"] == row["sample"]]
+        if row["split"] == "given":
+            own = tokenizer(RESPONSES[PROMPTS.index(row["prompt"])])["input_ids"]
+            own = [*own, tokenizer.eos_token_id][:12]
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        found.append(([*prompt, *own], len(prompt)))
+    return found
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_given_responses_count_in_the_loss_as_the_others_do(tmp_path: Path, beta: float) -> None:
+    """Against transformers and the definition, one response after the other."""
+    first = mixed(tmp_path, distill={**GIVEN["distill"], "beta": beta}).metrics[0]
+    student, model = tiny_model(), AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+    found = []
+    for ids, start in whole_ids(cavesson.open(tmp_path / "run")):
+        with torch.no_grad():
+            p, q = (one(torch.tensor([ids])).logits[0, start - 1 : -1].softmax(-1) for one in (student, model))
+        m = beta * q + (1 - beta) * p
+        of_q, of_p = ((a * (a / b).log()).sum(-1) for a, b in ((q, m), (p, m)))
+        # The mixture is p for β = 0 and q for β = 1, so these are the forward KL and the reverse KL.
+        found.append(of_q if beta == 0 else of_p if beta == 1 else beta * of_q + (1 - beta) * of_p)
+    assert first["loss/divergence"] == pytest.approx(float(torch.cat(found).mean()), rel=1e-4)
+
+
+def test_the_loss_with_given_responses_is_that_of_trl(tmp_path: Path) -> None:
+    gkd = pytest.importorskip("trl.experimental.gkd.gkd_trainer")
+    first = mixed(tmp_path).metrics[0]
+    student, model = tiny_model(), AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+    sequences = whole_ids(cavesson.open(tmp_path / "run"))
+    width = max(len(ids) for ids, _ in sequences)
+    ids = torch.tensor([[*one, *[0] * (width - len(one))] for one, _ in sequences])
+    inside = torch.tensor([[float(place < len(one)) for place in range(width)] for one, _ in sequences])
+    labels = torch.tensor(
+        [[one[i] if start <= i < len(one) else -100 for i in range(width)] for one, start in sequences]
+    )
+    with torch.no_grad():
+        logits = [one(input_ids=ids, attention_mask=inside).logits[:, :-1] for one in (student, model)]
+    expected = gkd.GKDTrainer.generalized_jsd_loss(*logits, labels[:, 1:], beta=0.3)
+    assert first["loss/divergence"] == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_the_share_of_own_responses(tmp_path: Path, share: float) -> None:
+    """Within four standard errors; a step without any has no metrics of them."""
+    result = mixed(tmp_path, steps=2, batch_size=128, distill={**GIVEN["distill"], "own_share": share})
+    own = [row["split"] == "train" for row in cavesson.open(tmp_path / "run").rows().to_pylist()]
+    assert abs(sum(own) / 256 - share) <= 4 * math.sqrt(share * (1 - share) / 256)
+    assert ("length/response_mean" in result.metrics[0]) == (share > 0)
+    assert result.metrics[1]["loss/divergence"] < result.metrics[0]["loss/divergence"]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({}, "'response' is missing"),
+        ({"response": None}, "'response' is null"),
+    ],
+)
+def test_a_row_without_a_response_is_an_error_that_names_it(
+    tmp_path: Path, second: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    lines = [{"prompt": "My", "response": " dog"}, {"prompt": "On the table", **second}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=rf"rows.jsonl line 2: {message}"):
+        Training(settings(tmp_path, teacher={"path": "tiny"}, **GIVEN, data={"path": str(file)}))
+
+
+def test_data_without_responses_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "My"}\n')
+    values = settings(tmp_path, teacher={"path": "tiny"}, **GIVEN, data={"path": str(file)})
+    for prompts, place in ((None, "rows.jsonl line 1"), (PROMPTS, "the prompts: row 1")):
+        with pytest.raises(UserError, match=f"{place}: the columns prompt fit no format of prompts with a response"):
+            Training(values, prompts=prompts)
+
+
 def test_a_reward_is_added(tmp_path: Path) -> None:
     result = finish(tmp_path, rewards=length)
     run = cavesson.open(tmp_path / "run")
@@ -202,6 +332,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"teacher": {"servers": ["http://a"]}, "sampling": {"temperature": 0.7}}, "at temperature 1, and sampling.",
     ),
     "beta": ({"teacher": {"path": "tiny"}, "distill": {"beta": 0.5}}, "distill.beta has no effect with loss_type"),
+    "given": (
+        {"teacher": {"path": "tiny"}, "distill": {"own_share": 0.5}},
+        'distill.own_share has no effect with loss_type "sampled", which needs tokens that the policy has sampled',
+    ),
 }  # fmt: skip
 
 
@@ -219,6 +353,7 @@ def test_settings_without_effect_are_refused(tmp_path: Path, case: str) -> None:
         (None, {"shaping": {"scale": True}}, "shaping has no effect without a reward"),
         (None, {"cleaning": {"discard": ["a"], "discard_reward": -1}}, "cleaning.discard has no effect without"),
         (length, {"samples_per_prompt": 1}, "samples_per_prompt is 1: set it to 2 or more"),
+        (length, {"distill": {"loss_type": "full", "own_share": 0.5}}, "and distill.own_share is 0.5: set it to 1"),
     ],
 )
 def test_settings_that_contradict_the_rewards_are_refused(

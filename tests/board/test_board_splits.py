@@ -20,6 +20,8 @@ from cavesson.record import Recorder, begin_attempt
 STEPS, EVERY, TRAINED, HELD_OUT = 20, 3, 6, 4
 FIRST = 50
 """Sample of the first held-out response of a step; prompts and groups are those of training."""
+FIRST_GIVEN = 20
+"""Sample of the first response of a step that the data give."""
 SPLITS = ("train", "eval")
 
 
@@ -30,6 +32,8 @@ def rows(step: int, split: str) -> dict[str, Any]:
         # The reference of the second prompt is never beaten; among the held-out ones it is that of the first.
         reference = [0.5, 0.5, 9999.0, 9999.0, 0.5, 0.5]
         return rows_of(step, TRAINED) | {"split": [None, *["train"] * (TRAINED - 1)], "ref_reward": reference}
+    if split == "given":
+        return rows_of(step + 300, 2) | {"sample": FIRST_GIVEN + np.arange(2), "split": ["given"] * 2}
     new = {"sample": FIRST + np.arange(HELD_OUT), "split": ["eval"] * HELD_OUT}
     return rows_of(step + 500, HELD_OUT) | new | {"ref_reward": [9999.0, 9999.0, 0.5, 0.5]}
 
@@ -54,7 +58,9 @@ def new_record(folder: Path, splits: tuple[str, ...], *, alone: bool = False) ->
 
 
 class Records(NamedTuple):
-    """Boards of one record of both splits, and of one record for each split that has nothing else."""
+    """Boards of one record of both splits, in which the data give other responses, and of one record for each split
+    that has nothing else.
+    """
 
     both: TestClient
     alone: Mapping[str, TestClient]
@@ -64,7 +70,7 @@ class Records(NamedTuple):
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
     folder = tmp_path_factory.mktemp("splits")
     boards = {split: board_of(new_record(folder / split / "run", (split,), alone=True)) for split in SPLITS}
-    boards["both"] = board_of(new_record(folder / "both" / "run", SPLITS))
+    boards["both"] = board_of(new_record(folder / "both" / "run", (*SPLITS, "given")))
     clients = {name: client_of(board) for name, board in boards.items()}
     yield Records(clients["both"], {split: clients[split] for split in SPLITS})
     for board in boards.values():
@@ -205,7 +211,9 @@ def test_what_is_exported_is_of_one_split_or_of_both(records: Records) -> None:
 
     assert exported() == exported(split="train") == keys("train")
     assert exported(split="eval") == keys("eval")
-    assert exported(both=True) == exported(both=True, split="eval") == sorted(keys("train") + keys("eval"))
+    given = exported(split="given")
+    assert {sample for _, sample in given} == {FIRST_GIVEN, FIRST_GIVEN + 1} and len(given) == STEPS * 2
+    assert exported(both=True) == exported(both=True, split="eval") == sorted(keys("train") + keys("eval") + given)
     file = records.both.get("/api/runs/run/export", params={"format": "parquet", "split": "eval"}).content
     assert set(pq.read_table(io.BytesIO(file))["split"].to_pylist()) == {"eval"}
 
@@ -216,10 +224,10 @@ def test_what_is_exported_is_of_one_split_or_of_both(records: Records) -> None:
         ('split == "eval"', ["eval"]),
         ('"eval" == split and reward > -1e9', ["eval"]),
         ('split in ["eval"]', ["eval"]),
-        ('not (split == "eval")', ["train"]),
-        ('split != "eval" or reward < -1e9', ["train"]),
+        ('not (split == "eval") and split != "given"', ["train"]),
+        ('(split != "eval" or reward < -1e9) and split != "given"', ["train"]),
         ("split is None", ["train"]),
-        ('split == "eval" or step >= 0', ["train", "eval"]),
+        ('split == "eval" or step >= 0 and sample not in [20, 21]', ["train", "eval"]),
     ],
 )
 @pytest.mark.parametrize("split", SPLITS)
@@ -296,4 +304,4 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
     some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
     wrong = records.both.get("/api/runs/run/rows", params={"split": "test"})
-    assert wrong.status_code == 422 and re.search("'train' or 'eval'", wrong.json()["error"])
+    assert wrong.status_code == 422 and re.search("'train', 'given' or 'eval'", wrong.json()["error"])

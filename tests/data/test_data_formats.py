@@ -15,7 +15,7 @@ from cavesson.data.load import Loaded, load
 from cavesson.data.notes import Notes
 from cavesson.data.settings import ChatSettings, SourceSettings
 from cavesson.data.sources import read as read_rows
-from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.types import Answered, Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
 
@@ -430,3 +430,29 @@ def fits(row: Mapping, kind: type) -> bool:
 def test_every_format_is_in_the_docs():
     assert [name for name in FORMATS if f"`{name}`" not in DOCS] == []
     assert len(EXAMPLES) == 17
+
+
+ANSWERED = [
+    ({"prompt": "a", "completion": " b"}, Answered("a", response=" b")),
+    ({"instruction": "a", "input": "b", "output": "c"}, Answered("a\n\nb", response="c")),
+    ({"prompt": "a", "chosen": " b", "rejected": " c"}, Answered("a", response=" b")),
+    # Of a conversation, the prompt is what it is without the response: everything before the last answer.
+    (
+        {"messages": chat("Hi", "Hello", "How?", "So")},
+        Answered((user("Hi"), assistant("Hello"), user("How?")), response=(assistant("So"),)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), ANSWERED)
+def test_a_prompt_with_a_response(row: dict, expected: Answered) -> None:
+    assert one(Answered, row) == replace(expected, columns=row)
+    assert one(Prompt, row) == Prompt(expected.prompt, columns=row)
+
+
+def test_a_plain_text_and_an_open_question_have_no_response(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.jsonl line 1: the columns text fit no format of prompts with a response"):
+        read(tmp_path, Answered, {"text": "a"})
+    rows = [{"messages": chat("Hi", "Hello")}, {"messages": [*chat("Hi"), {"role": "user", "content": "Well?"}]}]
+    with pytest.raises(UserError, match=r"a\.jsonl line 2 has no response that could be given: conversations without"):
+        read(tmp_path, Answered, *rows)

@@ -9,6 +9,7 @@ from text_helpers import CHATML, byte_pairs
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import PromptSet, load_prompts, padded_prompts, tokenize
 from cavesson.data.settings import PromptSettings
+from cavesson.data.types import Answered
 from cavesson.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines"]
@@ -184,3 +185,36 @@ def test_a_prompt_that_the_template_cannot_render_is_dropped_and_counted(tmp_pat
     ]
     with pytest.raises(UserError, match="no prompt can be used; 1 × dropped: the chat template cannot render"):
         load(written(tmp_path, {"prompt": tool}), tokenizer, template=ONLY_USERS)
+
+
+def test_responses_are_the_tokens_that_a_model_would_be_fine_tuned_on(tmp_path):
+    """In a conversation, they begin where the sampler's answer would, and end with the token that ends a turn."""
+    tokenizer = byte_pairs()
+    tokenizer.chat_template = CHATML
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    file = written(tmp_path, {"messages": turns}, {"messages": [*turns, *turns]})
+    settings = PromptSettings(path=str(file))
+    prompts = load_prompts(settings, tokenizer, kind=Answered)
+    assert prompts.ids == load_prompts(settings, tokenizer).ids
+    assert load_prompts(settings, tokenizer).responses == ()
+    for prompt, response in zip(prompts.ids, prompts.responses, strict=True):
+        assert response.prompt == prompt and all(response.learn)
+        assert tokenizer.decode(response.ids) == "Hello<|im_end|>"
+
+
+def test_a_token_that_is_part_prompt_is_part_of_the_response(tmp_path, tokenizer):
+    """As in fine-tuning; the tokens of prompt and response together are those of the whole text."""
+    file = written(tmp_path, *({"prompt": text[:5], "response": text[5:]} for text in TEXTS))
+    prompts = load_prompts(PromptSettings(path=str(file)), tokenizer, kind=Answered)
+    for text, found in zip(TEXTS, prompts.responses, strict=True):
+        assert [*found.prompt, *found.ids] == [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        assert found.prompt == tuple(tokenizer(text[:5])["input_ids"])[: len(found.prompt)]
+
+
+def test_responses_are_those_of_the_prompts_that_are_kept(tmp_path, tokenizer):
+    rows = [{"prompt": "x " * n, "response": f"answer {n}"} for n in (1, 90, 2)]
+    prompts = load_prompts(
+        PromptSettings(path=str(written(tmp_path, *rows)), max_prompt_tokens=20), tokenizer, kind=Answered
+    )
+    assert prompts.dropped == (1,)
+    assert [tokenizer.decode(one.ids, skip_special_tokens=True)[-1] for one in prompts.responses] == ["1", "2"]

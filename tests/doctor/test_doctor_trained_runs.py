@@ -8,10 +8,12 @@ import pytest
 from settings_helpers import changed
 
 import cavesson
+from cavesson.algorithms.distill import DistillRun
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Training
 
@@ -73,3 +75,28 @@ def test_a_trained_run_has_no_error(kind: str, tmp_path: Path) -> None:
     assert [one.rule.name for one in found.findings if one.severity == "error"] == []
     # Cavesson records what it computes: what is open was too short, or not evaluated, and lacks no column.
     assert [need for one in not_excluded(found) for need in one.lacking] == []
+
+
+def test_given_responses_accuse_nobody(tmp_path: Path) -> None:
+    """They are longer than the policy's, end otherwise, and no sampler has drawn them."""
+    teacher = tmp_path / "teacher"
+    tiny_model(seed=5).save_pretrained(teacher)
+    tiny_tokenizer().save_pretrained(teacher)
+    settings = DistillRun(
+        run=tmp_path / "run",
+        steps=16,
+        batch_size=32,
+        model={"device": "cpu"},
+        teacher={"path": str(teacher)},
+        distill={"loss_type": "full", "own_share": 0.5},
+        sampling={"random_length": (2, 40)},
+        optimizer={"learning_rate": 1e-3},
+        checkpoint={"every": 0},
+        doctor={"on_finding": "ignore"},
+    )
+    prompts = {"prompt": PROMPTS, "response": [" the same answer to all of them, again and again"] * len(PROMPTS)}
+    Training(settings, prompts=prompts).run(lambda step, metrics: None)
+    run = cavesson.open(tmp_path / "run")
+    assert 150 < run.rows()["split"].to_pylist().count("given") < 350
+    found = diagnose(RunData(run), RULES)
+    assert [one.rule.name for one in found.findings] == []

@@ -86,7 +86,12 @@ def test_defaults_of_trl_that_are_not_ours_are_written(tmp_path: Path) -> None:
         (
             "distill",
             {"teacher_model": "t", "beta": 0.1, "max_steps": 7, "gradient_accumulation_steps": 2},
-            {"teacher": {"path": "t"}, "distill": {"loss_type": "full", "beta": 0.1}, "steps": 7, "batch_size": 16},
+            {
+                "teacher": {"path": "t"},
+                "distill": {"loss_type": "full", "beta": 0.1, "own_share": 0.5},
+                "steps": 7,
+                "batch_size": 16,
+            },
         ),
         (
             "kto",
@@ -149,7 +154,6 @@ def test_what_a_setting_becomes(tmp_path: Path, trainer: str, values: dict[str, 
         ("sft", {"learing_rate": 1.0}, "no setting of Cavesson does this"),
         ("rloo", {"reward_clip_range": (0.0, 2.0)}, "shaping.clip is symmetric"),
         ("distill", {"seq_kd": True}, "fine-tune on the teacher's responses"),
-        ("distill", {"lmbda": 0.5}, "all responses are the model's own"),
         ("cpo", {"cpo_alpha": 1.0}, "learns the likelihood of the chosen response, too"),
         ("cpo", {"cpo_alpha": 0.0, "loss_type": "alphapo"}, "losses are sigmoid, hinge, ipo, simpo"),
         ("cpo", {"alpha": 0.25}, "AlphaPO is not a loss of dpo.loss_type"),

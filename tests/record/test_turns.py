@@ -261,9 +261,9 @@ def test_wrong_turns_are_refused_and_nothing_is_recorded(folder, change, what):
     [
         (
             {"source": [["sampled"] * 7, ["robot"]]},
-            "'source' has 'robot', expected one of sampled, template, tool, user",
+            "'source' has 'robot', expected one of sampled, template, tool, user, data",
         ),
-        ({"source": [[4] * 7, [0]]}, "'source' has codes from 0 to 4"),
+        ({"source": [[5] * 7, [0]]}, "'source' has codes from 0 to 5, expected -1 to 4"),
         ({"mask": np.ones((2, 7), np.bool_), "learned": np.ones((2, 7), np.bool_)}, "the earlier name of 'attended'"),
         ({"attended": np.zeros((2, 7), np.bool_), "learned": np.ones((2, 7), np.bool_)}, "that attended leaves out"),
     ],

@@ -63,6 +63,10 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "distill", "distill__loss_type": "full", "distill__beta": 0.5, "rewards": None, "batch_size": 9,
         "update__micro_batch_size": 2,
     },
+    "distill, given responses": {
+        "algorithm": "distill", "distill__loss_type": "full", "distill__own_share": 0.5, "data__path": "pairs.jsonl",
+        "rewards": None, "batch_size": 9, "update__micro_batch_size": 2,
+    },
     "distill, single pass, recomputed": {
         "algorithm": "distill", "update__epochs": 1, "update__mini_batches": 1, "batch_size": 9, "rewards": None,
         "distill__loss_type": "full", "model__gradient_checkpointing": True, "update__micro_batch_size": 2,

@@ -16,6 +16,7 @@ LORA = {"model.lora.rank": 2}
 # Killed inside a step as well: with two passes over two mini-batches, three of a step's checkpoints are inside it.
 INSIDE = {"checkpoint.updates": 1, "rewards": "noisy"}
 RESAMPLED = {**INSIDE, "grpo.resample": 2, "samples_per_prompt": 2, "rewards": "rare", "steps": 3}
+GIVEN = {"rewards": None, "data.path": "pairs.jsonl", "distill.loss_type": "full", "distill.own_share": 0.5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in OFFLINE},
     **{name: (name, INSIDE) for name in ONLINE},
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rloo without a reference": ("rloo", {**INSIDE, "kl.coef": 0, "reference.kind": "none"}),
     "ppo with held-out prompts": ("ppo", {**INSIDE, "data.validation": 0.4, "evaluation.every": 1}),
     "distill without a reward": ("distill", {**INSIDE, "rewards": None, "distill.loss_type": "full"}),
+    "distill on given responses": ("distill", {**INSIDE, **GIVEN}),
     "in bfloat16": ("grpo", {**INSIDE, "model.dtype": "bfloat16", "steps": 1}),
 }
 # Of the disk operations of the whole run; several mean that the resumed run is killed as well.

@@ -1,4 +1,4 @@
-"""Distillation without a reward, of whole distributions, and from a teacher on servers."""
+"""Distillation without a reward, of whole distributions, on given responses, and from a teacher on servers."""
 
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ SINGLE = {"update__epochs": 1, "update__mini_batches": 1}
 KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"distill__loss_type": "sampled"},
     "full": {"distill__loss_type": "full", "distill__beta": 0.3},
+    "given": {"distill__loss_type": "full", "distill__own_share": 0.5, "data__path": "pairs.jsonl"},
 }
 
 

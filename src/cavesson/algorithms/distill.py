@@ -28,6 +28,8 @@ class Distill(ImportanceAlgorithm):
     beta: float = Field(1.0, ge=0, le=1)
     """β of the generalised Jensen-Shannon divergence of "full" (arXiv:2306.13649, eq. 1): 1 is the reverse KL(π ‖ q),
     0 the forward KL(q ‖ π)"""
+    own_share: float = Field(1.0, ge=0, le=1)
+    """share of the responses that the policy samples itself; the data give the others, λ of arXiv:2306.13649"""
     clip: float = Field(0.2, gt=0)
     """ε of the clipped policy loss"""
 
@@ -111,6 +113,10 @@ class DistillRun(RolloutRun):
         return self.teacher.servers
 
     @property
+    def own_share(self) -> float:
+        return self.distill.own_share
+
+    @property
     def divergence(self) -> float | None:
         return self.distill.beta if self.distill.loss_type == "full" else None
 
@@ -128,6 +134,7 @@ class DistillRun(RolloutRun):
             )
         if self.distill.loss_type == "sampled":
             self.refuse("distill.beta", 'with loss_type "sampled", which is the reverse KL')
+            self.refuse("distill.own_share", 'with loss_type "sampled", which needs tokens that the policy has sampled')
         return self
 
     def check_signal(self, is_rewarded: bool) -> None:
@@ -136,6 +143,11 @@ class DistillRun(RolloutRun):
         if not is_rewarded:
             for name in ("shaping", "cleaning.discard"):
                 self.refuse(name, "without a reward")
+        elif self.distill.own_share < 1:
+            raise UserError(
+                f"rewards judge what the policy samples, and distill.own_share is {self.distill.own_share:g}: "
+                "set it to 1, or remove the rewards"
+            )
         elif self.samples_per_prompt == 1:
             raise UserError(
                 "rewards compare the responses to a prompt, and samples_per_prompt is 1: set it to 2 or more"

@@ -26,7 +26,7 @@ from cavesson.algorithms.settings import (
 )
 from cavesson.config import Settings
 from cavesson.data.settings import ChatSettings, PromptSettings
-from cavesson.data.types import Pair
+from cavesson.data.types import Answered, Pair, Prompt
 from cavesson.errors import UserError
 from cavesson.findings.finding import Results
 from cavesson.integrations.trackers import Names
@@ -236,6 +236,16 @@ class RolloutRun(RunSettings):
     def teacher_servers(self) -> tuple[str, ...]:
         """The URLs of a teacher on servers."""
         return ()
+
+    @property
+    def own_share(self) -> float:
+        """The share of the responses that the policy samples; the data give all others."""
+        return 1.0
+
+    @property
+    def row_kind(self) -> type[Prompt]:
+        """What a row of the data becomes."""
+        return Prompt if self.own_share == 1 else Answered
 
     @property
     def divergence(self) -> float | None:

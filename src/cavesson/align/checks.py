@@ -48,7 +48,7 @@ def _check_training(stage: TrainingStage, known: Mapping[str, Stage]) -> None:
         settings.examples(tokenizer)
         return
     conversation = conversation_of(settings, tokenizer)
-    prompts = prompts_of(settings, tokenizer, conversation)
+    prompts = prompts_of(settings, tokenizer, conversation, kind=settings.row_kind)
     with tried(conversation, prompts) as columns:
         _check_rewards(settings.rewards, known, prompts.texts, columns)
     settings.check_signal(bool(settings.rewards or (conversation is not None and conversation.scored)))

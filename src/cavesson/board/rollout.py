@@ -18,7 +18,7 @@ from cavesson.index.prompt_ids import id_of
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.read.not_learned import padding_at_end
 from cavesson.record.schema import SOURCE_CODES
-from cavesson.record.splits import HELD_OUT, Split
+from cavesson.record.splits import GIVEN, HELD_OUT, Split
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
 NOT_SENT = {"step", "sample", "token"}
@@ -90,7 +90,8 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
 
 def split_of(row: Mapping[str, Any]) -> Split:
     """Return the split of a row of the record."""
-    return "eval" if row["split"] == HELD_OUT else "train"
+    split: Split | None = row["split"]
+    return split if split in (GIVEN, HELD_OUT) else "train"
 
 
 def read(run: OpenRun, step: int, sample: int) -> Shown:

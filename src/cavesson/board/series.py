@@ -13,7 +13,7 @@ from cavesson.board.selection import RunQuery, Steps
 from cavesson.index.columns import Array
 from cavesson.index.rollups import Level, Rollups, rollups
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.splits import HELD_OUT, Split
+from cavesson.record.splits import GIVEN, HELD_OUT, Split
 
 MAX_ROLLUPS = 40
 MAX_SUMMARIES = 100
@@ -83,9 +83,12 @@ def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Bucke
 def rollups_of(
     run: OpenRun, snapshot: Snapshot, name: str, steps: tuple[int, int] | None = None, level: Level = "row"
 ) -> Rollups:
-    """Return the roll-ups of one column of the rollouts or of their tokens, one line per step and split."""
+    """Return the roll-ups of one column of the rollouts or of their tokens, one line per step and split.
+
+    Responses of the data are left out.
+    """
     key = (level, name, snapshot.state.rollups.get(level))
-    lines = run.cache.get("rollups", key, lambda: rollups(snapshot, level, name), most=MAX_ROLLUPS)
+    lines = run.cache.get("rollups", key, lambda: _sampled(snapshot, rollups(snapshot, level, name)), most=MAX_ROLLUPS)
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
 
 
@@ -94,12 +97,22 @@ def lines_of(snapshot: Snapshot, lines: Rollups, split: Split) -> Rollups:
     return lines.only(_held_out(snapshot, lines) == (split == HELD_OUT))
 
 
+def _sampled(snapshot: Snapshot, lines: Rollups) -> Rollups:
+    """Return the lines of responses that the policy sampled."""
+    given = _are_of(snapshot, lines, GIVEN)
+    return lines.only(~given) if given.any() else lines
+
+
 def _held_out(snapshot: Snapshot, lines: Rollups) -> Array:
     """Return [L] whether each line is of held-out rollouts."""
+    return _are_of(snapshot, lines, HELD_OUT)
+
+
+def _are_of(snapshot: Snapshot, lines: Rollups, split: Split) -> Array:
     known = snapshot.state.codes.get("split", [])
-    if HELD_OUT not in known:
+    if split not in known:
         return np.zeros(len(lines.lines), np.bool_)
-    return np.asarray(lines.lines["split"] == known.index(HELD_OUT))
+    return np.asarray(lines.lines["split"] == known.index(split))
 
 
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:

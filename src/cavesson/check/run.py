@@ -179,7 +179,7 @@ class _Check:
         settings = self.settings = self._by_plan()
         if isinstance(settings, RolloutRun):
             self.conversation = conversation_of(settings, self.tokenizer)
-            self.prompts: PromptSet = prompts_of(settings, self.tokenizer, self.conversation)
+            self.prompts: PromptSet = prompts_of(settings, self.tokenizer, self.conversation, kind=settings.row_kind)
             yield from check_prompts(settings, self.prompts)
             self.largest: Any = largest_rollouts(settings, self.prompts)
             longest = self.largest.prompt + self.largest.response

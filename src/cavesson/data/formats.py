@@ -10,16 +10,17 @@ from cavesson.data import human_assistant, lmflow
 from cavesson.data.conversations import Turns, answered, ask, renamed, split, split_last, turns_of
 from cavesson.data.fields import Fields, Skip
 from cavesson.data.questions import QUESTIONS, asked, preference, said
-from cavesson.data.types import Content, Demonstration, Labelled, Pair, Prompt
+from cavesson.data.types import Answered, Content, Demonstration, Labelled, Pair, Prompt
 from cavesson.errors import UserError
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair | Labelled)
 Kind = type[object]
-"""Prompt, Demonstration, Pair or Labelled."""
+"""Prompt, Answered, Demonstration, Pair or Labelled."""
 Values = Mapping[str, Any]
 
 NAMES: dict[Kind, str] = {
-    Prompt: "prompts", Demonstration: "demonstrations", Pair: "pairs", Labelled: "labelled responses"
+    Prompt: "prompts", Answered: "prompts with a response", Demonstration: "demonstrations", Pair: "pairs",
+    Labelled: "labelled responses",
 }  # fmt: skip
 
 
@@ -46,8 +47,11 @@ class RowFormat:
         """Return whether rows of this format can become that kind.
 
         Every row has a prompt. A pair is also a demonstration of what was chosen, and two labelled responses; a
-        demonstration with a label is a labelled response.
+        demonstration with a label is a labelled response. Pairs and demonstrations answer their prompts, except plain
+        texts, which have none.
         """
+        if kind is Answered:
+            return self.read not in (None, plain_text)
         return kind in (Prompt, self.gives) or self.gives is Pair or (kind is Labelled and "label" in self.optional)
 
     def fits(self, values: Values) -> bool:
@@ -238,18 +242,35 @@ def convert(name: str, fields: Fields, kind: type[R]) -> tuple[R, ...]:
     if not format.gives_too(kind):
         raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
     made: list[Any]
-    if kind is Prompt:
+    if issubclass(kind, Prompt):
         asks = format.prompt(fields)
         prompt, tools = (asks.prompt, asks.tools) if isinstance(asks, Pair) else (asks, ())
-        made = [Prompt(prompt, tools=tools)]
+        made = [Prompt(prompt, tools=tools) if kind is Prompt else _with_response(format, fields)]
     else:
         assert format.read is not None
         made = _answered(format.read(fields), format, fields, kind)
     if "tools" in format.optional:
         made = [replace(one, tools=fields.tools() or one.tools) for one in made]
-    if kind is Prompt:
+    if issubclass(kind, Prompt):
         made = [replace(one, columns=fields.of_data()) for one in made]
     return tuple(made)
+
+
+def _with_response(format: RowFormat, fields: Fields) -> Answered:
+    """Return the prompt of a row with its response; of a conversation, that is the last answer.
+
+    Raises:
+        UserError: the row has no response.
+    """
+    assert format.read is not None
+    try:
+        (row,) = _answered(format.read(fields), format, fields, Demonstration)
+    except Skip as skip:
+        raise UserError(f"{fields.place} has no response that could be given: {skip}") from None
+    prompt, response = row.prompt, row.response
+    if len(format.columns) == 1 and not isinstance(prompt, str) and not isinstance(response, str):
+        prompt, response = (*prompt, *response[:-1]), response[-1:]
+    return Answered(prompt, tools=row.tools, response=response)
 
 
 def _answered(row: Demonstration | Pair, format: RowFormat, fields: Fields, kind: Kind) -> list[Any]:
@@ -290,5 +311,7 @@ def _shapes(kind: Kind) -> str:
         named = [(*format.columns, "label") for format in usable if "label" in format.optional]
         named += [format.columns for format in usable if format.gives is Pair]
     else:
-        named = [format.columns for format in usable if format.gives is kind]
+        named = [
+            format.columns for format in usable if format.gives is kind or (kind is Answered and format.gives_too(kind))
+        ]
     return ", or ".join(dict.fromkeys(" + ".join(columns) for columns in named))

@@ -3,25 +3,44 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat, Tools
-from cavesson.data.encode import Asked, Encoder, PromptLine, asked_of
+from cavesson.data.encode import Asked, Encoder, Line, PromptLine, asked_of
 from cavesson.data.extra import as_json
 from cavesson.data.fields import Fields, Row
-from cavesson.data.formats import convert
+from cavesson.data.formats import convert, recognise
 from cavesson.data.load import ARGUMENTS, load, split, with_tools
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.settings import PromptSettings
-from cavesson.data.types import Content, Prompt
+from cavesson.data.types import Answered, Content, Prompt
 from cavesson.data.usage import Usage
 from cavesson.errors import UserError
 from cavesson.types import Batch
+
+
+class Response(NamedTuple):
+    """A response that the data give, as token ids after those of its prompt."""
+
+    prompt: tuple[int, ...]
+    """as in the line that a model would be fine-tuned on: a token that is part prompt, part response is not in it"""
+    ids: tuple[int, ...]
+    learn: tuple[bool, ...]
+    """for each of the ids whether it is learned; the last one is"""
+
+    @classmethod
+    def of(cls, line: Line) -> Self | None:
+        """Return the response in a line; None if no token of it can be learned."""
+        learned = [place for place, learn in enumerate(line.learn) if learn and place]  # nothing predicts the first
+        if not learned:
+            return None
+        start, end = learned[0], learned[-1] + 1
+        return cls(line.ids[:start], line.ids[start:end], line.learn[start:end])
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,8 @@ class PromptSet:
     """dropped rows whose prompt the chat template cannot render; the others are too long"""
     sources: tuple[tuple[range, float], ...] = ()
     """of a mix the prompts of each source, and its weight"""
+    responses: tuple[Response, ...] = ()
+    """of each prompt the response that the data give, if they were asked for"""
     held_out: "PromptSet | None" = None
     """prompts that are only evaluated, with the same columns"""
 
@@ -113,8 +134,13 @@ Offer = Callable[[Sequence[Prompt], str], list[Tools]]
 """Returns the tools that are offered with each of some rows of a source."""
 
 
-def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase, offer: Offer | None = None) -> PromptSet:
-    """Read and tokenize the prompts of the settings, and those that are held out.
+def load_prompts(
+    settings: PromptSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    offer: Offer | None = None,
+    kind: type[Prompt] = Prompt,
+) -> PromptSet:
+    """Read and tokenize the prompts of the settings, and those that are held out; with `Answered`, their responses too.
 
     `offer` returns the tools of a run; by default they are those that the data name.
 
@@ -123,7 +149,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase, o
     """
     if settings.stream:
         raise UserError("data.stream has no effect on prompts, which are kept in memory; limit them with data.max_rows")
-    loaded = load(settings, Prompt)
+    loaded = load(settings, kind)
     chat = Chat.of(settings, tokenizer)
     prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data", offer)
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
@@ -182,10 +208,12 @@ def given_prompts(
     settings: PromptSettings,
     tokenizer: PreTrainedTokenizerBase,
     offer: Offer | None = None,
+    kind: type[Prompt] = Prompt,
 ) -> PromptSet:
     """Tokenize prompts that a Python caller gives, and hold out the last fraction of them that the settings ask for.
 
-    They are texts, or columns by name, which are read as rows of the format `prompt`; `offer` is as in `load_prompts`.
+    They are texts, or columns by name, which are read as rows of the format `prompt`, or of `Answered` as those of a
+    file; `offer` and `kind` are as in `load_prompts`.
 
     Raises:
         UserError: a value is not a prompt, no usable prompt is left, or a setting contradicts the given prompts.
@@ -197,10 +225,10 @@ def given_prompts(
     columns = dict(given) if isinstance(given, Mapping) else {"prompt": given}
     if "prompt" not in columns:
         raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
-    chat, usage = Chat.of(settings, tokenizer), Usage(Prompt, {})
+    chat, usage = Chat.of(settings, tokenizer), Usage(kind, {})
 
     def some(rows: Sequence[int], source: str) -> PromptSet:
-        read = [_given_row(columns, row, f"{source}: row {row + 1}", settings, usage) for row in rows]
+        read = [_given_row(columns, row, f"{source}: row {row + 1}", settings, usage, kind) for row in rows]
         if not isinstance(given, Mapping):
             read = [replace(one, columns={}) for one in read]
         return _prompt_set(read, chat, settings.max_prompt_tokens, source, offer)
@@ -213,14 +241,20 @@ def given_prompts(
 
 
 def _given_row(
-    columns: Mapping[str, Sequence[Any]], row: int, place: str, settings: PromptSettings, usage: Usage
+    columns: Mapping[str, Sequence[Any]],
+    row: int,
+    place: str,
+    settings: PromptSettings,
+    usage: Usage,
+    kind: type[Prompt],
 ) -> Prompt:
     values = {name: column[row] for name, column in columns.items()}
     shown = {name: value for name, value in values.items() if name not in settings.ignore}
     fields = Fields(Row(place, shown, original=values), Notes(), chat=settings.chat)
-    (prompt,) = convert("prompt", fields, Prompt)
+    format = "prompt" if kind is Prompt else recognise(shown, kind, place)
+    (prompt,) = convert(format, fields, kind)
     usage.add(fields)
-    usage.check(fields, "prompt")
+    usage.check(fields, format)
     return with_tools(prompt, settings.tools, place, chat=settings.chat)
 
 
@@ -269,7 +303,24 @@ def _prompt_set(
         unrendered=tuple(sorted(set(range(len(rows))) - set(readable))),
         notes=tuple(notes.lines()),
         messages=tuple(messages) if any(messages) else (),
+        responses=_responses([rows[row] for row in kept], [asked[row] for row in kept], encoder),
     )
+
+
+def _responses(rows: Sequence[Prompt], asked: Sequence[Asked], encoder: Encoder) -> tuple[Response, ...]:
+    """Return the responses that rows have; a UserError names one that cannot be learned from."""
+    given = [
+        one._replace(responses=(row.response,))
+        for row, one in zip(rows, asked, strict=True)
+        if isinstance(row, Answered)
+    ]
+    found = []
+    for one, learned in zip(given, encoder.lines(given), strict=True):
+        response = Response.of(learned.lines[-1]) if learned.lines else None
+        if response is None:
+            raise UserError("; ".join([f"{one.place}: the response cannot be learned from", *learned.remarks]))
+        found.append(response)
+    return tuple(found)
 
 
 def _readable(asked: Sequence[Asked], lines: Sequence[PromptLine], notes: Notes) -> list[int]:

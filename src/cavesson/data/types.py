@@ -68,6 +68,13 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Answered(Prompt):
+    """A prompt with a response to it, which may take the place of one that the policy samples."""
+
+    response: Content = ""
+
+
+@dataclass(frozen=True)
 class Demonstration:
     """A prompt with a response to learn from. A plain text without a question is a response to the prompt ""."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cavesson.data.fields import Fields, is_empty
 from cavesson.data.formats import FORMATS, named
-from cavesson.data.types import Demonstration, Labelled, Pair, Prompt
+from cavesson.data.types import Answered, Demonstration, Labelled, Pair, Prompt
 from cavesson.errors import UserError
 
 _RESPONSES = ("completion", "response", "answer", "output", "text", "messages", "conversations")
@@ -44,6 +44,7 @@ _MEANT = {
 """Columns that are never dropped without being asked."""
 _MEANT_FOR: dict[type[Any], set[str]] = {
     Prompt: _SHOWN,
+    Answered: _SHOWN,
     Demonstration: _MEANT - {"rejected", "negative"},  # nobody learns these
     Pair: _MEANT,
     Labelled: _MEANT,
@@ -101,13 +102,15 @@ class Usage:
             if role in self._used
         ]
         if self._others:
-            parts.append(f"{'to the rewards' if self.kind is Prompt else 'not used'}: {', '.join(self._others)}")
+            parts.append(
+                f"{'to the rewards' if issubclass(self.kind, Prompt) else 'not used'}: {', '.join(self._others)}"
+            )
         return "; ".join(parts)
 
     def _role(self, name: str) -> str:
         if self.kind is Prompt:
             return "tools" if name == "tools" else "prompt"
-        if self.kind in (Demonstration, Labelled) and name in _WHOLE:
+        if self.kind in (Answered, Demonstration, Labelled) and name in _WHOLE:
             return "prompt and response"
         return _ROLES.get(name, "prompt")
 

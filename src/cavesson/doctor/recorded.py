@@ -22,7 +22,7 @@ from cavesson.findings.trainers import TRAINERS, trainer_of
 from cavesson.importers.traits import traits_of
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
-from cavesson.record.splits import is_held_out
+from cavesson.record.splits import is_held_out, is_sampled
 from cavesson.record.tables import NO_TURNS
 
 CHANCE = 0.01
@@ -230,13 +230,16 @@ class RecordedData:
 
     @cached_property
     def _rollouts(self) -> tuple[Rows, Rows]:
-        """The rollouts to judge, which are those that were trained on if there are any, and the held-out ones."""
+        """The rollouts to judge, which are those that were sampled to train on if there are any, and the held-out ones.
+
+        Responses that the data give are in neither: they say nothing of the policy.
+        """
         table = self._table if "rows" in self.sees else self._table.slice(0, 0)
         derived = self._columns("rows")
         if self.only_held_out:
             return Rows(table, derived=derived), Rows(table.slice(0, 0), derived=derived)
-        held_out = is_held_out(table["split"])
-        return Rows(table, pc.invert(held_out), derived), Rows(table, held_out, derived)
+        split = table["split"]
+        return Rows(table, is_sampled(split), derived), Rows(table, is_held_out(split), derived)
 
     def _columns(self, kind: str) -> Lookup:
         return lambda name: self.derive(f"{kind}.{name}")

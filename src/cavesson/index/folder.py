@@ -29,7 +29,7 @@ OURS = re.compile(
     r"|order-\d{3,}-\d+|rescore-\d+|rollups-[a-z_]+|metrics-\d+\.arrow|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
 )
 """Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
-VERSION = 7
+VERSION = 8
 """Raised whenever the files change their meaning: an index of another version is built anew."""
 
 

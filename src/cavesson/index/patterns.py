@@ -13,7 +13,7 @@ from cavesson.index.folder import BLOCK, Piece, State
 from cavesson.index.maps import mapped_table, write_table
 from cavesson.index.postings import PART, Postings
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.splits import HELD_OUT, Split
+from cavesson.record.splits import GIVEN, HELD_OUT, Split
 
 GROUPS = 16
 """Most groups of steps that the rollouts of a split in a piece are counted in."""
@@ -52,8 +52,11 @@ class Counts(NamedTuple):
     """[K, G] sum of their rewards."""
 
     def of(self, split: Split) -> "Counts":
-        """Return the groups of a split that have responses, and the features that are frequent in one of them."""
-        there = (self.held_out == (split == HELD_OUT)) & (self.responses > 0)
+        """Return the groups of a split that have responses, and the features that are frequent in one of them.
+
+        There are none of the split ``given``: these texts are not the policy's.
+        """
+        there = (self.held_out == (split == HELD_OUT)) & (self.responses > 0) & (split != GIVEN)
         counts, responses = self.counts[:, there], self.responses[there]
         kept = _is_frequent(counts, responses)
         return Counts(
@@ -70,10 +73,12 @@ class Counts(NamedTuple):
 
 
 def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
-    """Count the features of a piece, without superseded rollouts."""
+    """Count the features of a piece, without superseded rollouts and responses of the data."""
     rows = slice(piece.first, piece.stop)
     step, reward = snapshot.raw("step")[rows], snapshot.column("reward")[rows].astype(np.float64)
     alive = np.ones(len(step), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    if snapshot.given is not None:
+        alive = alive & ~snapshot.given[rows]
     scored = alive & np.isfinite(reward)
     reward = np.where(scored, reward, 0)
     held_out = np.zeros(len(step), np.bool_) if snapshot.held_out is None else snapshot.held_out[rows]

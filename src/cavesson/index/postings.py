@@ -44,17 +44,24 @@ class Postings(NamedTuple):
     """[sum of count] uint16, counted from the start of the block."""
 
 
-def write_piece(folder: Path, piece: Piece, new: New, postings: Postings, held_out: Array | None = None) -> None:
+def write_piece(
+    folder: Path,
+    piece: Piece,
+    new: New,
+    postings: Postings,
+    held_out: Array | None = None,
+    given: Array | None = None,
+) -> None:
     """Write the two files of a piece: its new features, and the rows of all its features.
 
-    ``held_out`` is [rows of the block] whether each is held out; None if none is.
+    ``held_out`` and ``given`` are [rows of the block] whether each is held out, and whether the data give its response;
+    None if none is.
     """
     words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
     write_table(folder / piece.name("words"), words)
     feature, count = postings.feature.astype(np.uint32), postings.counts.astype(np.uint32)
-    rows = pa.table(
-        {"feature": feature, "count": count, "held_out": _held_out(postings, held_out), "rows": _packed(postings)}
-    )
+    apart = {"held_out": _among(postings, held_out), "given": _among(postings, given)}
+    rows = pa.table({"feature": feature, "count": count, **apart, "rows": _packed(postings)})
     write_table(folder / piece.name("rows"), rows)
 
 
@@ -66,11 +73,11 @@ class PieceReader:
         self._path = folder / piece.name("rows")
         self._rows, self._map = mapped_table(self._path)
         self.words, _ = mapped_table(folder / piece.name("words"))
-        names = ("feature", "count", "held_out")
-        self.feature, self.counts, self.held_out = (
+        names = ("feature", "count", "held_out", "given")
+        self.feature, self.counts, self.held_out, self.given = (
             self._rows[name].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32) for name in names
         )
-        """[K] features, how many rows have each, and how many of these are held out."""
+        """[K] features, how many rows have each, and how many of these are held out, or given by the data."""
 
     @cached_property
     def _packed(self) -> tuple[Array, Array]:
@@ -144,12 +151,12 @@ def merged(parts: list[Postings]) -> Postings:
     return Postings(features, count, rows)
 
 
-def _held_out(postings: Postings, held_out: Array | None) -> Array:
-    """Return [K] how many of the rows of each feature are held out."""
-    if held_out is None or not len(postings.rows):
+def _among(postings: Postings, some: Array | None) -> Array:
+    """Return [K] how many of the rows of each feature are among some [rows of the block]; None for no row."""
+    if some is None or not len(postings.rows):
         return np.zeros(len(postings.feature), np.uint32)
     start = np.cumsum(postings.counts) - postings.counts
-    return np.add.reduceat(held_out[postings.rows], start, dtype=np.uint32)
+    return np.add.reduceat(some[postings.rows], start, dtype=np.uint32)
 
 
 def _parts(places: Array, counts: Array) -> Iterator[Array]:

@@ -13,7 +13,7 @@ from cavesson.index.columns import Array
 from cavesson.index.folder import BLOCK, Piece
 from cavesson.index.postings import PieceReader
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.splits import Split
+from cavesson.record.splits import GIVEN, HELD_OUT, Split
 from cavesson.sorted_arrays import contains
 from cavesson.text.features import CHARACTER, LAST_CHARACTER, WORD
 from cavesson.text.word_hashes import OVERLAP
@@ -46,11 +46,12 @@ class Dictionary:
 
     @cached_property
     def _totals(self) -> dict[Split, Array]:
-        both, held_out = np.zeros((2, len(self.kinds)), np.int64)
+        every, held_out, given = np.zeros((3, len(self.kinds)), np.int64)
         for reader in self.readers:
-            both[reader.feature] += reader.counts
+            every[reader.feature] += reader.counts
             held_out[reader.feature] += reader.held_out
-        return {"train": both - held_out, "eval": held_out}
+            given[reader.feature] += reader.given
+        return {"train": every - held_out - given, GIVEN: given, HELD_OUT: held_out}
 
     def rows(self, wanted: Array, count: int) -> Array:
         """Return [count] bool: the rows that have any of the features."""

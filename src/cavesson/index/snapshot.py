@@ -13,7 +13,7 @@ from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
 from cavesson.record.read.changes import attempts_in
-from cavesson.record.splits import HELD_OUT, Split
+from cavesson.record.splits import GIVEN, HELD_OUT, Split
 
 
 class Snapshot:
@@ -83,21 +83,32 @@ class Snapshot:
     @cached_property
     def held_out(self) -> Array | None:
         """[rows] whether each row is a response to a held-out prompt; None if none is."""
+        return self._has_split(HELD_OUT)
+
+    @cached_property
+    def given(self) -> Array | None:
+        """[rows] whether the data give the response of each row; None if they give none."""
+        return self._has_split(GIVEN)
+
+    def _has_split(self, split: Split) -> Array | None:
         known = self.state.codes.get("split", [])
-        if HELD_OUT not in known or "split" not in self.state.columns:
+        if split not in known or "split" not in self.state.columns:
             return None
-        return np.asarray(self.raw("split") == known.index(HELD_OUT))
+        return np.asarray(self.raw("split") == known.index(split))
 
     def of(self, split: Split | None) -> Array | None:
         """Return [rows] which rows are part of the run and of a split, None for both; None if all are."""
         return self.alive if split is None else self._mask(split)
 
     def _mask_of(self, split: Split) -> Array | None:
-        wanted = self.held_out
-        if wanted is None:
-            return self.alive if split != HELD_OUT else np.zeros(self.rows, np.bool_)
-        wanted = wanted if split == HELD_OUT else ~wanted
-        return wanted if self.alive is None else wanted & self.alive
+        apart = {HELD_OUT: self.held_out, GIVEN: self.given}
+        masks = [] if self.alive is None else [self.alive]
+        if split in apart:
+            mine = apart[split]
+            masks.append(np.zeros(self.rows, np.bool_) if mine is None else mine)
+        else:
+            masks += [~others for others in apart.values() if others is not None]
+        return np.logical_and.reduce(masks) if masks else None
 
     def count(self, split: Split) -> int:
         """Return the number of rollouts of a split in the run."""

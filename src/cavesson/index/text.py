@@ -103,8 +103,9 @@ class TextBuilder:
 
     def _with(self, state: State, others: tuple[Piece, ...], piece: Piece, new: New, postings: Postings) -> State:
         """Write the files of a piece and return the state that includes it."""
-        held_out = Snapshot(self.folder, state).held_out
-        write_piece(self.folder, piece, new, postings, None if held_out is None else held_out[piece.block * BLOCK :])
+        snapshot = Snapshot(self.folder, state)
+        apart = (None if some is None else some[piece.block * BLOCK :] for some in (snapshot.held_out, snapshot.given))
+        write_piece(self.folder, piece, new, postings, *apart)
         write_counts(self.folder, state, piece, postings)
         return state.with_(pieces=(*others, piece))
 

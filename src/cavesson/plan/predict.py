@@ -74,7 +74,7 @@ class Predictor:
         self.place = Place(processes, device.per_host, device.memory)
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
         self.data: Any = (
-            prompts_of(settings, self.tokenizer, conversation_of(settings, self.tokenizer))
+            prompts_of(settings, self.tokenizer, conversation_of(settings, self.tokenizer), kind=settings.row_kind)
             if isinstance(settings, RolloutRun)
             else settings.examples(self.tokenizer)
         )

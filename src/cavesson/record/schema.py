@@ -36,7 +36,7 @@ ROW_COLUMNS = (
     Column("rank", pa.int16(), "process that wrote it"),
     Column("group", pa.int64(), "index of the prompt among those kept of the data set, held-out ones last"),
     Column("sample", pa.int32(), "index in the step's global batch; with step it is the key", required=True),
-    Column("split", pa.string(), "train, or eval for held-out prompts"),
+    Column("split", pa.string(), "train, eval for held-out prompts, or given for responses that the data give"),
     Column("prompt", pa.string(), "text of the prompt", required=True),
     Column("response", pa.string(), "response as text", required=True),
     Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
@@ -95,7 +95,7 @@ TOKEN_COLUMNS = (
         pa.bool_(),
         "whether training learned from the token; false for what a tool, a user or the chat template wrote",
     ),
-    Column("source", pa.string(), "where the token comes from: sampled, template, tool or user"),
+    Column("source", pa.string(), "where the token comes from: sampled, template, tool, user or data"),
     Column("logprob", pa.float32(), "log probability under the policy before the update, in nats", precision=LOGPROB),
     Column("ref_logprob", pa.float32(), "log probability under the reference policy, in nats", precision=LOGPROB),
     Column(
@@ -114,11 +114,12 @@ TOKEN_COLUMNS = (
 )
 """Float columns are float32, or float64 in a segment where a value needs it."""
 
-SOURCES = ("sampled", "template", "tool", "user")
-"""Where a token comes from: the policy, the chat template between turns, the result of a tool, or a user's reply.
+SOURCES = ("sampled", "template", "tool", "user", "data")
+"""Where a token comes from: the policy, the chat template between turns, the result of a tool, a user's reply, or a
+response that the data give.
 
 A source's index here is its code."""
-SOURCE_CODES: dict[str | None, int] = {None: -1, "sampled": 0, "template": 1, "tool": 2, "user": 3}
+SOURCE_CODES: dict[str | None, int] = {None: -1, "sampled": 0, "template": 1, "tool": 2, "user": 3, "data": 4}
 """Source, None for an unknown one → its code."""
 
 TURN_COLUMNS = (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cavesson.data.prompts import padded_prompts
+from cavesson.record.schema import SOURCE_CODES
 from cavesson.rollout.engines.responses import Engine, Turns
 from cavesson.types import Turn
 
@@ -17,6 +18,7 @@ CUT = ("length", "turns")
 _PATIENCE = 1.0
 """Seconds for which an episode that is answered waits for the others, so that rounds do not depend on how fast tools
 are: in another company, the log-probabilities of a row are rounded differently."""
+_LEARNED = torch.tensor([SOURCE_CODES["sampled"], SOURCE_CODES["data"]], dtype=torch.int8)
 _LEAST = 2
 """columns of a batch (`Batch._cut`)"""
 
@@ -60,6 +62,11 @@ class Episode:
         self.logprobs += logprobs
         self.versions += versions
 
+    def answered(self, prompt: Sequence[int], ids: Sequence[int], learn: Sequence[bool], reason: str) -> None:
+        """End with a response that the data give, whose prompt may be tokenized in another way."""
+        self.prompt, self.reason = prompt, reason
+        self.append(ids, [SOURCE_CODES["data" if one else "template"] for one in learn])
+
     def append(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Append tokens that the policy did not sample; their log-probability is not known, and 0 stands for it."""
         self.ids += ids
@@ -85,7 +92,7 @@ class Played(NamedTuple):
     attended: Tensor
     """float32, 1 on all tokens"""
     learned: Tensor
-    """float32, 1 on those that the policy sampled"""
+    """float32, 1 on those that the policy sampled or the data give"""
     source: Tensor
     """int8, see `record.schema.SOURCES`; 0 on padding too"""
     sampler_logprob: Tensor
@@ -103,12 +110,14 @@ def play(
 ) -> Played:
     """Play episodes to their ends, and return their columns; the episodes get their tokens and turns.
 
+    Episodes that have ended before stay as they are.
+
     The engine samples the policy's turns, and the conversation answers; without one, an episode is one turn. Episodes
     that are answered go on together; one whose answer takes long does not hold up the others. The step, with the row of
     an episode and the position in it, determines the draws. `temperature` overrides that of the engine.
     """
     answers: dict[Future[bool], Episode] = {}
-    ready = list(episodes)
+    ready = [one for one in episodes if not one.reason]
     with engine.sampling():
         while ready or answers:
             if ready:
@@ -158,7 +167,7 @@ def _columns(episodes: Sequence[Episode]) -> Played:
     return Played(
         padded((one.ids for one in episodes), torch.long),
         attended,
-        attended * (source == 0),
+        attended * torch.isin(source, _LEARNED),
         source,
         padded((one.logprobs for one in episodes), torch.float32),
         padded(versions, torch.long),

@@ -45,6 +45,7 @@ from cavesson.rollout.rewards.table import Reward, build_rewards, check_columns,
 from cavesson.scratch import Scratch
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
+from cavesson.train.given import Mix
 from cavesson.train.held_out import HeldOut
 from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
@@ -155,7 +156,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     tokenizer = _tokenizer(settings, inputs)
     conversation = conversation_of(settings, tokenizer, inputs.played)
     rewards = _rewards(settings, inputs, processes.device, conversation)
-    prompts = prompts_of(settings, tokenizer, conversation, inputs.prompts)
+    prompts = prompts_of(settings, tokenizer, conversation, inputs.prompts, settings.row_kind)
     if prompts.held_out is not None and len(prompts.held_out) < processes.count:
         raise UserError(
             f"{counted(len(prompts.held_out), 'held-out prompt')} cannot be shared by {processes.count} "
@@ -178,7 +179,10 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     )
     sampler = settings.sampling.build(parts)
     subtracts = settings.shaping.subtract_query
-    collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, subtracts, conversation, teacher)
+    mix = Mix(settings.own_share, settings.longest_episode, settings.seed) if settings.own_share < 1 else None
+    collector = Collector(
+        prompts, sampler, rewards, tokenizer, settings.cleaning, subtracts, conversation, teacher, mix
+    )
     kind = OnePassTrainer if settings.has_single_pass else RolloutTrainer
     return kind(
         folder=settings.run,
@@ -206,6 +210,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
             *placing,
             *noted(turn_end(settings, tokenizer, sampler.eos.tolist())),
             *sampler.remarks(),
+            *([] if mix is None else mix.remarks(prompts)),
             *(conversation.notes if conversation is not None else ()),
         ],
     )
@@ -232,7 +237,8 @@ def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
     if prompts.held_out is None:
         return None
     most = settings.batch_size * settings.algorithm.max_batches
-    held_out = replace(collector, prompts=prompts.held_out, subtract_query=False)  # rewards are compared unshaped
+    # Rewards are compared unshaped, and all responses are the policy's.
+    held_out = replace(collector, prompts=prompts.held_out, subtract_query=False, mix=None)
     return HeldOut(held_out, settings.evaluation.every, most, len(prompts))
 
 
@@ -287,7 +293,8 @@ def _engine_parts(
     """Return what the engine is built from; the arguments that settings do not determine are fields of it."""
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     held_out = prompts.held_out.ids if prompts.held_out is not None else ()
-    check_embedded(policy.model, (*prompts.ids, *held_out))
+    given = (one.ids for one in prompts.responses)
+    check_embedded(policy.model, (*prompts.ids, *held_out, *given))
     start_servers = None
     if settings.sampling.starts_server and is_on_ray():
         from cavesson.cluster.servers import start_servers as start

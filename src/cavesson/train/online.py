@@ -20,9 +20,11 @@ from cavesson.models.policy import Policy
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
 from cavesson.randomness import Purpose, generator
+from cavesson.record.splits import GIVEN
 from cavesson.rollout.rewards.shaping import RunningMoments, Shaping
 from cavesson.train.batches import Batches
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.given import is_given, sampled
 from cavesson.train.held_out import HeldOut
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
@@ -135,8 +137,10 @@ class RolloutTrainer(Trainer):
         )
 
     def _measured(self, step: int, rollouts: Rollouts) -> Metrics:
-        """Return the metrics of a step's credited rollouts, over all processes."""
-        processes = self.learner.processes
+        """Return the metrics of a step's credited rollouts, over all processes, without those that the data give."""
+        processes, rollouts = self.learner.processes, sampled(rollouts)
+        if not processes.sum_tensor(torch.tensor(len(rollouts))):
+            return {}
         metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
         metrics |= self.algorithm.metrics(rollouts.batch, processes)
         return metrics | staleness_metrics(rollouts, step, processes) | episode_metrics(rollouts, processes)
@@ -256,7 +260,7 @@ class RolloutTrainer(Trainer):
             self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
 
     def _record_training(self, step: int, rollouts: Rollouts) -> None:
-        rows: dict[str, Any] = {"split": ["train"] * len(rollouts)}
+        rows: dict[str, Any] = {"split": [GIVEN if given else "train" for given in is_given(rollouts).tolist()]}
         if self.kl_coef is not None:
             rows["kl_coef"] = [self.kl_coef] * len(rollouts)
         self._record_rows(step, rollouts, self.batches.collector.prompts, rows)

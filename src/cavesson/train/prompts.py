@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
 from cavesson.data.settings import PromptSettings
+from cavesson.data.types import Answered, Prompt
 from cavesson.errors import UserError
 from cavesson.models.parts import causal, position_limit
 from cavesson.models.policy import Policy
@@ -65,16 +66,21 @@ def prompts_of(
     tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation | None,
     given: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
+    kind: type[Prompt] = Prompt,
 ) -> PromptSet:
     """Read the prompts of a run, or those that a program gives, with the tools that are offered.
 
+    Of the kind `Answered`, they have responses.
+
     Raises:
-        UserError: there is no usable prompt, or a row does not fit the environments.
+        UserError: there is no usable prompt, or a row does not fit the environments or lacks a response.
     """
+    if kind is Answered and conversation is not None:
+        raise UserError("responses of the data cannot be given where tools or environments answer: give one of the two")
     offer = None if conversation is None else conversation.offer
     if given is None:
-        return load_prompts(settings.data, tokenizer, offer)
-    return given_prompts(given, settings.data, tokenizer, offer)
+        return load_prompts(settings.data, tokenizer, offer, kind)
+    return given_prompts(given, settings.data, tokenizer, offer, kind)
 
 
 def tried(conversation: Conversation | None, prompts: PromptSet) -> AbstractContextManager[Columns]:

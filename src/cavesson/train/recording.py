@@ -17,6 +17,7 @@ from cavesson.record.read.reader import ELSEWHERE
 from cavesson.record.storage import reaching, storage
 from cavesson.record.write.fallback_folder import add_fallback
 from cavesson.record.write.inputs import turn_columns
+from cavesson.train.given import is_given
 from cavesson.train.loop import Callback, Trainer
 from cavesson.types import Rollouts
 
@@ -81,7 +82,9 @@ def recorded(rollouts: Rollouts, prompts: PromptSet, more: dict[str, Any]) -> Re
     rows |= {name: without_nan(column) for name, column in rewards.items()}
     if "next_value" in rollouts.batch:
         rows["next_value"] = without_nan(rollouts["next_value"].masked_fill(rollouts["ended"] > 0, math.nan))
-    rows["policy_version"] = rollouts["sampler_version"][:, 0].tolist()  # of the first token, which has the oldest
+    versions = rollouts["sampler_version"][:, 0].tolist()  # of the first token, which has the oldest
+    given = is_given(rollouts).tolist()
+    rows["policy_version"] = [None if one else version for one, version in zip(given, versions, strict=True)]
     inside = rollouts["prompt_mask"].bool()
     asked = iter(rollouts["prompt_ids"][inside].tolist())  # one tensor operation, not one for each row
     rows["prompt_ids"] = [list(islice(asked, size)) for size in inside.sum(1).tolist()]

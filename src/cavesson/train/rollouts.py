@@ -21,6 +21,7 @@ from cavesson.rollout.engines.teacher import TeacherServers
 from cavesson.rollout.episodes import Episode, play
 from cavesson.rollout.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.rollout.rewards.table import Reward, score
+from cavesson.train.given import Mix
 from cavesson.train.prompts import is_rewarded
 from cavesson.types import Batch, Rollouts, Scores
 
@@ -42,9 +43,11 @@ class Collector:
     """what answers the policy, if anything does"""
     teacher: TeacherServers | None = None
     """a teacher on servers, which score responses together with the rewards"""
+    mix: Mix | None = None
+    """which responses the data give instead; None = the policy samples all of them"""
 
     def generate(self, indices: Sequence[int], step: int, sample: range, temperature: float | None = None) -> Rollouts:
-        """Sample one response to each of the prompts with these indices.
+        """Sample one response to each of the prompts with these indices, except where the data give it.
 
         The training step and the positions `sample` in its global batch determine the random numbers.
 
@@ -54,6 +57,8 @@ class Collector:
             length limit.
         """
         episodes = self._begun(indices, sample)
+        if self.mix is not None:
+            self.mix.answer(episodes, self.prompts, step)
         columns = play(self.sampler, episodes, step, temperature, self.conversation)
         answered = [] if self.conversation is None else episodes
         return Rollouts(

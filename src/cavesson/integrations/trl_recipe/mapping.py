@@ -467,12 +467,6 @@ RLOO: dict[str, Rule] = {
 }
 
 
-def _own_share(share: float, _: Values) -> dict[str, Any]:
-    if share < 1:
-        raise NoCounterpart("all responses are the model's own; fine-tune on given ones first, with cavesson sft")
-    return {}
-
-
 DISTILL: dict[str, Rule] = {
     **COMMON,
     "num_generations": None,  # TRL samples one response to a prompt, as we do by default
@@ -480,7 +474,7 @@ DISTILL: dict[str, Rule] = {
     "teacher_model_name_or_path": "teacher.path",
     "teacher_model_init_kwargs": unless(None, "the teacher has the dtype of the model"),
     "beta": lambda beta, _: {"distill.loss_type": "full", "distill.beta": float(beta)},
-    "lmbda": _own_share,
+    "lmbda": "distill.own_share",
     "seq_kd": unless(False, "fine-tune on the teacher's responses with cavesson sft"),
     "temperature": "sampling.temperature",
     "max_new_tokens": "sampling.max_new_tokens",
@@ -567,6 +561,8 @@ DIFFERENCES: dict[str, list[str]] = {
         _WARM_UP,
     ],
     "distill": [
+        "Which responses are the model's own is drawn for each of them; TRL draws once for a batch.",
+        "Responses of the data are cut at sampling.max_new_tokens; TRL cuts prompt and response at max_length.",
         "Dropout is always off.",
         "An optimiser step whose mean ratio is above update.max_ratio is skipped.",
         _WARM_UP,

@@ -17,7 +17,7 @@ from cavesson.record.read.not_learned import padding_at_end
 from cavesson.record.read.reader import Run
 from cavesson.record.read.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
-from cavesson.record.splits import HELD_OUT, OTHER, Split, of_split, rollout_counts
+from cavesson.record.splits import GIVEN, HELD_OUT, OTHER, Split, of_split, rollout_counts
 from cavesson.record.storage import Location
 from cavesson.record.tables import turn_counts
 from cavesson.text.counting import counted
@@ -228,7 +228,9 @@ def _mean(column: pa.ChunkedArray, *, spread: bool) -> str | None:
 def _show_extremes(
     run: Run, console: Console, title: str, order: str, step: int | None, limit: int, split: Split
 ) -> None:
-    where = f"AND split {'=' if split == HELD_OUT else 'IS DISTINCT FROM'} '{HELD_OUT}'"
+    where = (
+        f"AND split = '{split}'" if split == HELD_OUT else f"AND coalesce(split NOT IN ('{GIVEN}', '{HELD_OUT}'), true)"
+    )
     where += "" if step is None else f" AND step = {step:d}"
     column = order.split()[0]
     query = f"SELECT step, sample FROM rows WHERE {column} IS NOT NULL AND NOT isnan({column}) {where}"

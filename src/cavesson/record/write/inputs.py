@@ -98,7 +98,8 @@ def _source_codes(source: Array, attended: Array) -> Array:
             raise ValueError(f"tokens column 'source' has {unknown!r}, expected one of {', '.join(SOURCES)}")
         given = np.array([SOURCE_CODES[one] for one in given.tolist()], np.int8)
     elif len(given) and not -1 <= given.min() <= given.max() < len(SOURCES):
-        raise ValueError(f"tokens column 'source' has codes from {given.min()} to {given.max()}, expected -1 to 3")
+        codes_given, last = f"{given.min()} to {given.max()}", len(SOURCES) - 1
+        raise ValueError(f"tokens column 'source' has codes from {codes_given}, expected -1 to {last}")
     codes[attended] = given
     return codes
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rollout_keys
 from cavesson.record.precision import Array
+from cavesson.record.schema import SOURCE_CODES
 from cavesson.text.ngrams import NGrams
 
 
@@ -75,9 +76,11 @@ def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) ->
     contiguous, ordered by position. Of their columns, those in ``NEEDS`` are read.
 
     Returns:
-        [count] arrays; a mean over no tokens is null.
+        [count] arrays; a mean over no tokens is null, and so is what needs a sampler in a response of the data.
     """
     needed = {name for needs, *_ in _FORMULAS.values() for name in needs}
+    of_data = np.asarray(tokens["source"] == SOURCE_CODES["data"]) if "source" in tokens else np.zeros(len(index), bool)
+    not_sampled = np.bincount(index[of_data], minlength=count) > 0
     wide = {name: np.asarray(tokens[name], np.float64) for name in needed if name in tokens}
     length = np.bincount(index, minlength=count)
     columns = {}
@@ -85,7 +88,8 @@ def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) ->
         for name, (needs, values, reduce) in _FORMULAS.items():
             if wide.keys() >= set(needs):
                 found = reduce(index, count, values(wide))
-                columns[name] = pa.array(found, mask=(length == 0) & (reduce is not _sum))
+                unknown = (length == 0) & (reduce is not _sum)
+                columns[name] = pa.array(found, mask=unknown | (not_sampled & ("sampler_logprob" in needs)))
     if "token_id" in tokens:
         columns |= _ngram_statistics(index, count, np.asarray(tokens["token_id"]))
     return {"length": pa.array(length, pa.int32()), **columns}

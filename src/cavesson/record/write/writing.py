@@ -14,6 +14,7 @@ from cavesson.record.precision import Array, rounded
 from cavesson.record.rollups import rollups_of
 from cavesson.record.schema import (
     ROW_COLUMNS,
+    SOURCE_CODES,
     SOURCES,
     STEP_COLUMNS,
     TOKEN_COLUMNS,
@@ -26,6 +27,8 @@ from cavesson.record.storage import Location, Storage, small_table, storage
 from cavesson.record.tables import NO_TURNS, Tables, together
 from cavesson.record.write.statistics import rollout_statistics, turn_statistics
 
+OF_SAMPLER = ("sampler_logprob", "sampler_version")
+"""Columns of the sampler that drew a token."""
 PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
 
 
@@ -103,8 +106,8 @@ def _tables_of_alike(calls: Sequence[Rollouts], attempt: int, rank: int) -> Tabl
     rows |= {"step": step, "attempt": np.full(count, attempt), "rank": np.full(count, rank)}
     # The statistics above are computed from the exact numbers, before rounding.
     flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
+    flat = {name: _null_if_unmeasured(name, values, flat) for name, values in flat.items()}
     flat |= {"source": _source_names(flat["source"])} if "source" in flat else {}
-    flat = {name: _null_if_unmeasured(values, flat.get("learned")) for name, values in flat.items()}
     flat |= {"step": step[index], "sample": np.asarray(rows["sample"])[index]}
     turns = _turns_of(calls, attempt, rank)
     if len(turns):
@@ -120,11 +123,17 @@ def _statistics(index: Array, count: int, flat: Mapping[str, Array]) -> dict[str
     return rollout_statistics(index[learned], count, {name: values[learned] for name, values in flat.items()})
 
 
-def _null_if_unmeasured(values: Any, learned: Array | None) -> Any:
-    """Return a column with null instead of NaN at tokens that were not learned, of which nothing was measured."""
-    if learned is None or not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+def _null_if_unmeasured(name: str, values: Any, flat: Mapping[str, Array]) -> Any:
+    """Return a column with null where nothing was measured: instead of NaN at tokens that were not learned, and of the
+    sampler's columns at tokens of the data, which no sampler has drawn.
+    """
+    if not isinstance(values, np.ndarray):
         return values
-    unknown = np.isnan(values) & ~learned.astype(bool)
+    unknown = np.zeros(len(values), np.bool_)
+    if "learned" in flat and values.dtype.kind == "f":
+        unknown |= np.isnan(values) & ~flat["learned"].astype(bool)
+    if "source" in flat and name in OF_SAMPLER:
+        unknown |= flat["source"] == SOURCE_CODES["data"]
     return pa.array(values, mask=unknown) if unknown.any() else values
 
 
