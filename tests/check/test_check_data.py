@@ -12,7 +12,6 @@ from cavesson.check import disk
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, disk_need
 from cavesson.data.prompts import load_prompts
-from cavesson.data.types import Demonstration
 
 
 def rows(folder: Path, texts: list[str]) -> None:
@@ -27,7 +26,7 @@ def prompts(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) ->
 
 def examples(folder: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> dict[str, str]:
     run = run_of("sft", folder, **{"data__validation": 0.25, **changes})
-    return found(check_examples(run, run.examples(tokenizer), Demonstration))
+    return found(check_examples(run, run.examples(tokenizer)))
 
 
 def test_many_long_prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -63,8 +62,8 @@ def test_held_out_rows(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> No
 def test_disk_need_is_arithmetic(tmp_path: Path) -> None:
     run = run_of("ppo", tmp_path, checkpoint__keep=2, steps=10, batch_size=4, sampling__max_new_tokens=100)
     need = disk_need(run, 1000, 500)
-    # Three checkpoints, the third before the first is removed; 40 rollouts of 10 numbers for each of 100 tokens.
-    assert need == {"checkpoints": 1500, "model": 1000, "record": 40 * (2000 + int(100 * 10 * 2.4))}
+    # Three checkpoints, the third before the first is removed; 40 rollouts of 11 numbers for each of 100 tokens.
+    assert need == {"checkpoints": 1500, "model": 1000, "record": 40 * (2000 + int(100 * 11 * 2.4))}
     assert "record" not in disk_need(run_of("sft", tmp_path), 1000, 500)
     single = run_of("ppo", tmp_path, checkpoint__every=0)
     assert disk_need(single, 1000, 500)["checkpoints"] == 500
