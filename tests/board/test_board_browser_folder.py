@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from browser_helpers import BoardProcess, opened, record_run, saved, settle
+from index_helpers import new_run, rows_of, tokens_of
 from playwright.sync_api import expect
+
+from cavesson.record import Recorder
 
 NAMES = ("base", "other/base", "seed-1", "fast")
 
@@ -121,3 +124,24 @@ def test_runs_appear_in_an_empty_folder_while_the_page_is_open(browser: Any, tmp
         expect(page.locator(".runs td.name a")).to_have_text(["first", "second"])
         page.get_by_role("link", name="first").click()
         page.locator(".plot canvas").first.wait_for()
+
+
+def test_runs_of_two_trainers_are_compared_by_our_names_along_steps_tokens_and_time(
+    browser: Any, tmp_path: Path
+) -> None:
+    for name, metric, seconds in (("ours", "policy/entropy", "time/step"), ("theirs", "entropy", "timing_s/step")):
+        with Recorder(new_run(tmp_path / name)) as recorder:
+            for step in range(3):
+                recorder.rollouts(step, rows_of(step, 4), tokens_of(step, 4))
+                recorder.metrics(step, {metric: 1.0 / (step + 1), seconds: 60.0})
+    with Folder(tmp_path) as board, opened(browser, f"{board.address}/compare?sides=ours,theirs") as page:
+        page.get_by_label("Also show").select_option("policy/entropy")
+        chart = page.locator(".card", has=page.get_by_role("heading", name="policy/entropy"))
+        expect(chart.locator(".legend .name")).to_have_text(["ours", "theirs · entropy"])
+        assert "entropy" not in page.get_by_label("Also show").locator("option").all_inner_texts()
+        along = page.get_by_label("Along")
+        assert along.locator("option").all_inner_texts() == ["Step", "Tokens", "minutes", "KL"]
+        for axis in ("tokens", "time", "kl"):
+            along.select_option(axis)
+            expect(page).to_have_url(re.compile(f"axis={axis}"))
+            expect(chart.locator(".legend .name")).to_have_text(["ours", "theirs · entropy"])

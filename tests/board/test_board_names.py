@@ -7,6 +7,7 @@ from board_helpers import board_of, client_of
 from index_helpers import new_run, record
 
 from cavesson.board.names import name_below, names_of
+from cavesson.record import Recorder
 
 PATHS = {
     ("/r/a", "/r/b"): ["a", "b"],
@@ -53,3 +54,17 @@ def test_two_runs_of_one_name_are_asked_for_by_their_folders(tmp_path: Path) -> 
     assert client.get("/api/compare", params={"runs": "x/run,y/run@0"}).status_code == 200
     refused = client.get("/api/runs/x/rum/rows")
     assert refused.status_code == 404 and refused.json()["error"] == "there is no run x/rum; did you mean x/run?"
+
+
+def test_metrics_of_another_trainer_are_there_under_our_names_too(tmp_path: Path) -> None:
+    with Recorder(new_run(tmp_path / "run")) as recorder:
+        recorder.metrics(
+            0, {"entropy": 0.5, "train/grad_norm": 2.0, "kl": 1.0, "loss/value": 3.0, "critic/vf_loss": 4.0}
+        )
+    client = client_of(board_of(tmp_path / "run"))
+    asked = "policy/entropy,optim/grad_norm,kl/per_token,loss/value"
+    got = client.get("/api/runs/run/series", params={"names": asked}).json()
+    # A kl says too little, and of a loss with our name no other one is wanted.
+    assert got["metrics"] == {"policy/entropy": [0.5], "optim/grad_norm": [2.0], "loss/value": [3.0]}
+    assert got["names"]["called"] == {"policy/entropy": "entropy", "optim/grad_norm": "train/grad_norm"}
+    assert client.get("/api/runs/run/series").json()["metrics"]["entropy"] == [0.5]

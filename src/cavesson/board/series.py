@@ -1,5 +1,6 @@
 """Series over the steps: the logged metrics, and the distribution of every column of the rollouts."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from pydantic import Field
 from cavesson.board.buckets import Buckets, buckets, summary
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import RunQuery, Steps
+from cavesson.doctor.names import ALIASES, UNCLEAR, logged_as
 from cavesson.index.columns import Array
 from cavesson.index.rollups import Level, Rollups, rollups
 from cavesson.index.snapshot import Snapshot
@@ -30,11 +32,16 @@ class SeriesQuery(RunQuery):
 
 
 def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
-    """Return metrics and roll-ups by step, or by groups of steps so that there are at most ``points``."""
+    """Return metrics and roll-ups by step, or by groups of steps so that there are at most ``points``.
+
+    A metric that another trainer logged under its own name is there under Cavesson's name, too: ``called`` maps the one
+    to the other.
+    """
     run = board.run(query.run)
     snapshot = run.snapshot()
     metrics = _within(snapshot.metrics, query.steps)
     logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
+    called = _called(logged)
     wanted = set(query.names.split(",")) if query.names else None
     measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
     if wanted is not None and "part/*" in wanted:
@@ -49,14 +56,18 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     return {
         "step": grouping.first,
         "steps": grouping.pairs(),
-        "metrics": {name: _means(metrics, name, grouping) for name in logged if wanted is None or name in wanted},
+        "metrics": {
+            name: _means(metrics, called.get(name, name), grouping)
+            for name in (*logged, *called)
+            if wanted is None or name in wanted
+        },
         "rollups": {
             name: values
             for column, lines in columns.items()
             for name, values in _summaries(run, snapshot, column, lines, grouping).items()
             if wanted is None or name in wanted
         },
-        "names": {"metrics": logged, "rollups": measured},
+        "names": {"metrics": logged, "rollups": measured, "called": called},
     }
 
 
@@ -113,6 +124,12 @@ def _are_of(snapshot: Snapshot, lines: Rollups, split: Split) -> Array:
     if split not in known:
         return np.zeros(len(lines.lines), np.bool_)
     return np.asarray(lines.lines["split"] == known.index(split))
+
+
+def _called(logged: Collection[str]) -> dict[str, str]:
+    """Return what a trainer calls metrics that it did not log under Cavesson's names."""
+    known = {name: [one for one in logged_as(name) if one in logged and one not in UNCLEAR] for name in ALIASES}
+    return {name: found[0] for name, found in known.items() if found and name not in logged}
 
 
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:

@@ -23,8 +23,18 @@ if (inSnapshot && location.hash === "") {
   const { view, query } = parseRoute(snapshotRoute());
   go(view, query, true);
 }
-void loadRuns().then(beginWithTable).then(painted).then(follow);
-askEarly(currentRoute().query["run"]);
+const loaded = loadRuns();
+void loaded.then(beginWithTable).then(painted).then(follow);
+askEarly(shownRun());
+/** The run in the address; without one, the first of the board if it is open. */
+async function shownRun(): Promise<string | undefined> {
+  const named = currentRoute().query["run"];
+  if (named !== undefined) return named;
+  await loaded;
+  const first = runs.get()?.[0];
+  return first && first.opened !== false ? first.run : undefined;
+}
+
 /** Without a run in the address, a folder is shown by its table. */
 function beginWithTable(): void {
   const { view, query, unknown } = currentRoute();

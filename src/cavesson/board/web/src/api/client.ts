@@ -112,6 +112,14 @@ export function painted(): Promise<void> {
 /** What is asked for before the script rests for the first time: the runs and their curves. */
 const first: Promise<unknown>[] = [];
 
+/** They belong to what is shown first, and wait for nothing. */
+const CURVES = /\/series\?/;
+
+/** Counts something among what is shown first: the curves of a run that is not known before the runs are. */
+export function atFirst(answer: Promise<unknown>): void {
+  first.push(answer);
+}
+
 /** It is on the screen: until then drawing it needs the cores, and nothing else is asked for. */
 let firstShown: Promise<void> | undefined;
 
@@ -121,7 +129,7 @@ async function shown(asked: Promise<unknown>[]): Promise<void> {
 }
 
 async function request(url: string, init: RequestInit = {}): Promise<Response> {
-  await firstShown;
+  if (!CURVES.test(url)) await firstShown;
   let response: Response;
   count(1);
   try {

@@ -108,7 +108,12 @@ export interface Series {
   /** first and last step of each point: a long run has several steps to a point */
   steps?: Steps[];
   /** everything there is to ask for */
-  names?: { metrics: string[]; rollups: string[] };
+  names?: {
+    metrics: string[];
+    rollups: string[];
+    /** Cavesson's names of metrics that the trainer calls otherwise */
+    called?: Record<string, string>;
+  };
   metrics: Record<string, Maybe[]>;
   rollups: Record<string, Rollup>;
 }

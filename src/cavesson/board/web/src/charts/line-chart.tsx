@@ -102,7 +102,7 @@ export function LineChart(props: Props) {
 /** What of a chart cannot be changed once it is made. */
 function shapeOf(spec: LineSpec): string {
   const curves = spec.curves.map(({ name, colour, dashed, faint }) => [name, colour, dashed, faint]);
-  return JSON.stringify([curves, spec.bands.length, spec.log]);
+  return JSON.stringify([curves, spec.bands.length, spec.log, spec.continuous]);
 }
 
 function columns(spec: LineSpec): uPlot.AlignedData {
@@ -162,7 +162,8 @@ function options(
         ...axis,
         size: 22,
         space: 60,
-        values: (_, values) => values.map((value) => (Number.isInteger(value) ? String(value) : "")),
+        values: (_, values) =>
+          values.map((value) => (spec.continuous ? number(value) : Number.isInteger(value) ? String(value) : "")),
       },
       {
         ...axis,

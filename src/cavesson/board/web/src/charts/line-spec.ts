@@ -29,6 +29,8 @@ export interface LineSpec {
   curves: Curve[];
   bands: Band[];
   log: boolean;
+  /** whether the places are no steps, and so may be fractions */
+  continuous?: boolean;
   /** where healthy values lie */
   healthy?: [low: number, high: number] | undefined;
 }

@@ -400,4 +400,6 @@ export const en = {
   ago_min: "{count} min ago",
   ago_h: "{count} h ago",
   ago_d: "{count} d ago",
+  along: "Along",
+  minutes: "minutes",
 };

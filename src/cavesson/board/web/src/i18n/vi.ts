@@ -399,4 +399,6 @@ export const vi: Dictionary = {
   ago_min: "{count} phút trước",
   ago_h: "{count} giờ trước",
   ago_d: "{count} ngày trước",
+  along: "Trục ngang",
+  minutes: "phút",
 };

@@ -389,4 +389,6 @@ export const zh: Dictionary = {
   ago_min: "{count} 分钟前",
   ago_h: "{count} 小时前",
   ago_d: "{count} 天前",
+  along: "横轴",
+  minutes: "分钟",
 };

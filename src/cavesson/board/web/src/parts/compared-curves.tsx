@@ -6,11 +6,11 @@ import { LineChart } from "../charts/line-chart";
 import { curveColour, type Palette, usePalette } from "../charts/palette";
 import type { Curve, LineSpec } from "../charts/line-spec";
 import { useText } from "../i18n";
-import { aligned } from "../maths/series";
+import { AXES, type Axis, hasAxis, laidOver, OF_AXES, placesAlong } from "../maths/along";
 import type { Side } from "../maths/sides";
 import { Smoothing } from "./smoothing";
 import { runs } from "../state/board";
-import { metricNames, useSeries, useZoomed } from "../state/series";
+import { alignedNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
 import { useStore } from "../state/store";
@@ -31,19 +31,20 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
   const { query } = useRoute();
   const extra = query["curve"] ?? null;
   const smoothing = Number(query["smooth"] ?? 0);
-  const zoom = parseZoom(query["x"]);
+  const axis = AXES.find((one) => one === query["axis"]) ?? "step";
+  const zoom = axis === "step" ? parseZoom(query["x"]) : null;
   const split = splitOf(query);
   const usual = USUAL.map((key) => (split ? `eval/${key}` : key));
-  const more = [...(split ? usual : []), ...(extra ? [extra] : [])];
+  const more = [...OF_AXES, ...(split ? usual : []), ...(extra ? [extra] : [])];
   const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
   const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? run);
   const specs = useMemo(
     () =>
       [...usual, ...(extra ? [extra] : [])].flatMap((key) => {
-        const spec = overlaid(key, series, names, colours);
+        const spec = overlaid(key, axis, series, names, colours);
         return spec ? [shaped(spec, { smooth: smoothing, zero: false, log: false })] : [];
       }),
-    [...series, smoothing, split, extra, colours],
+    [...series, smoothing, split, extra, axis, colours],
   );
   const stretches = useMemo(
     () => sides.flatMap(({ steps }, i) => (steps ? [{ steps, colour: curveColour(colours, i) }] : [])),
@@ -54,7 +55,8 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
     <section>
       <div class="bar">
         <Smoothing value={smoothing} />
-        <Also names={[...new Set(series.flatMap(metricNames))].sort()} chosen={extra} />
+        <Also names={[...new Set(series.flatMap(alignedNames))].sort()} chosen={extra} />
+        <Along axis={axis} series={series} />
       </div>
       <div class="charts">
         {specs.map((spec) => (
@@ -63,9 +65,11 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
             spec={spec}
             step={last}
             zoom={zoom}
-            stretches={stretches}
+            stretches={axis === "step" ? stretches : []}
             onStep={() => undefined}
-            onZoom={(range) => patchRoute({ x: range ? `${range[0]}-${range[1]}` : undefined }, true)}
+            onZoom={(range) =>
+              axis === "step" && patchRoute({ x: range ? `${range[0]}-${range[1]}` : undefined }, true)
+            }
           />
         ))}
       </div>
@@ -90,13 +94,43 @@ function Also({ names, chosen }: { names: string[]; chosen: string | null }) {
   );
 }
 
-function overlaid(key: string, series: (Series | null)[], names: string[], colours: Palette): LineSpec | null {
-  const x = [...new Set(series.flatMap((one) => one?.step ?? []))].sort((a, b) => a - b);
-  const curves = series.flatMap((one, i): Curve[] => {
+/** What the curves are drawn along, of what some of the runs have measured. */
+function Along({ axis, series }: { axis: Axis; series: (Series | null)[] }) {
+  const t = useText();
+  const names = { step: t("step"), tokens: t("tokens"), time: t("minutes"), kl: "KL" };
+  const there = AXES.filter((one) => one === axis || series.some((known) => known && hasAxis(known, one)));
+  return (
+    <label>
+      {t("along")}
+      <select value={axis} onChange={(event) => patchRoute({ axis: event.currentTarget.value }, true)}>
+        {there.map((one) => (
+          <option key={one} value={one}>
+            {names[one]}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** A curve that a trainer calls otherwise has that name in the legend. */
+function overlaid(
+  key: string,
+  axis: Axis,
+  series: (Series | null)[],
+  names: string[],
+  colours: Palette,
+): LineSpec | null {
+  const found = series.flatMap((one, i) => {
     const values = one?.rollups[key]?.mean ?? one?.metrics[key];
-    return one && values
-      ? [{ name: names[i]!, values: aligned(x, one.step, values), colour: curveColour(colours, i) }]
-      : [];
+    if (!one || !values) return [];
+    const called = one.names?.called?.[key];
+    const name = called === undefined ? names[i]! : `${names[i]} · ${called}`;
+    return [{ name, colour: curveColour(colours, i), places: placesAlong(one, axis), values }];
   });
-  return curves.length > 0 ? { title: key, x, curves, bands: [], log: false } : null;
+  const { x, values } = laidOver(found);
+  const curves = found.flatMap(({ name, colour }, i): Curve[] =>
+    values[i]!.some((value) => value !== null) ? [{ name, colour, values: values[i]! }] : [],
+  );
+  return curves.length > 0 ? { title: key, x, curves, bands: [], log: false, continuous: axis !== "step" } : null;
 }

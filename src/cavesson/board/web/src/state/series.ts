@@ -1,7 +1,7 @@
 /** The runs' curves: first those that every visit shows, others when they are looked at, new steps as they come. */
 
 import { useLayoutEffect } from "preact/hooks";
-import { address, getJson, inAdvance } from "../api/client";
+import { address, atFirst, getJson } from "../api/client";
 import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
 import type { Series } from "../api/types";
@@ -87,9 +87,18 @@ export function metricNames(series: Series | null): string[] {
   return series?.names?.metrics ?? Object.keys(series?.metrics ?? {});
 }
 
-/** Asks for the usual curves of the run in the address before anything is drawn. */
-export function askEarly(run: string | undefined): void {
-  if (run !== undefined) inAdvance(() => getJson(seriesAddress(run, FIRST)));
+/** Every metric that a run logged, by Cavesson's name where the trainer has another one. */
+export function alignedNames(series: Series | null): string[] {
+  const called = series?.names?.called ?? {};
+  const others = new Set(Object.values(called));
+  return [...metricNames(series).filter((name) => !others.has(name)), ...Object.keys(called)];
+}
+
+/** Asks for the usual curves of a run before anything is drawn, once it is known which one. */
+export function askEarly(run: Promise<string | undefined>): void {
+  if (inSnapshot) return;
+  const curves = run.then((name) => (name === undefined ? null : getJson(seriesAddress(name, FIRST))));
+  atFirst(curves.catch(() => null)); // whoever asks again is told why
 }
 
 const seriesAddress = (run: string, names: readonly string[], steps?: string): string =>
