@@ -161,7 +161,7 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
         page.locator(f'.tr[data-row="3"] .star[title="{note}"]').or_(
             page.locator(f'.tr[data-row="5"] .star[title="{note}"]')
         ).wait_for()
-        with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
             page.locator('.tr[data-row="3"] .star').click()
         expect(page.locator(".star.set")).to_have_count(2)  # in the table and beside it
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?starred=1") as page:
@@ -169,22 +169,23 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
         page.locator('.tr[data-row="1"] .td').first.click()
         expect(page.get_by_role("textbox", name="Note", exact=True)).to_have_value(note)
         export(page)
-        stars = saved(page, page.get_by_role("link", name="Stars and notes").click, tmp_path)
+        stars = saved(page, page.get_by_role("link", name="Starred rollouts").click, tmp_path)
     (line,) = [json.loads(line) for line in stars.read_text().splitlines()]
     assert (line["step"], line["sample"]) == (0, 4)
 
 
-def test_a_note_comes_back_with_its_star(browser, tmp_path):
+def test_a_note_does_not_go_with_its_star(browser, tmp_path):
     folder = record_run(tmp_path / "noted", steps=2)
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?at=0.3") as page:
         star, note = page.locator(".detail button.star"), page.get_by_role("textbox", name="Note", exact=True)
         star.click()
         note.fill("why does it pay?")
-        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+        with page.expect_response(lambda answer: "why" in (answer.request.post_data or "")):
             note.press("Escape")
         page.keyboard.press("s")
-        expect(note).to_have_count(0)
+        expect(star).to_have_attribute("aria-pressed", "false")
         page.keyboard.press("s")
+        expect(star).to_have_attribute("aria-pressed", "true")
         expect(note).to_have_value("why does it pay?")
 
 
@@ -193,12 +194,12 @@ def test_a_star_that_cannot_be_kept_says_so(browser, board_told):
         star = page.locator('.tr[data-row="3"] .star')
         star.wait_for()
         page.route(
-            "**/stars/**", lambda route: route.fulfill(status=409, json={"error": "stars.json cannot be written"})
+            "**/labels/**", lambda route: route.fulfill(status=409, json={"error": "labels.jsonl cannot be written"})
         )
         star.click()
-        expect(page.get_by_role("alert")).to_have_text("stars.json cannot be written")
+        expect(page.get_by_role("alert")).to_have_text("labels.jsonl cannot be written")
         expect(star).to_have_attribute("aria-pressed", "false")
-        page.unroute("**/stars/**")
+        page.unroute("**/labels/**")
         for state in ("true", "false"):
             star.click()
             expect(star).to_have_attribute("aria-pressed", state)
@@ -215,12 +216,12 @@ def test_a_note_that_cannot_be_kept_stays_in_the_field(browser, tmp_path):
         star, note = page.locator(".detail button.star"), page.get_by_role("textbox", name="Note", exact=True)
         with page.expect_response(lambda answer: answer.request.method == "PUT"):
             star.click()
-        page.route("**/stars/**", lambda route: route.fulfill(status=409, json={"error": "the disk is full"}))
+        page.route("**/labels/**", lambda route: route.fulfill(status=409, json={"error": "the disk is full"}))
         note.fill("a long thought")
         note.press("Escape")
         expect(page.get_by_role("alert")).to_have_text("the disk is full")
         expect(note).to_have_value("a long thought")
-        page.unroute("**/stars/**")
+        page.unroute("**/labels/**")
         note.press("!")
         with page.expect_response(lambda answer: answer.request.method == "PUT"):
             note.press("Escape")

@@ -24,6 +24,8 @@ from cavesson.errors import UserError
 from cavesson.index.build import Builder
 from cavesson.record import Recorder, begin_attempt, write_run
 
+LABEL = b'{"step": 0, "sample": 0, "name": "rating", "value": %s, "author": "", "time": null}\n'
+
 NAMES = [
     "../../etc/passwd",
     "/etc/passwd",
@@ -37,7 +39,7 @@ VIEWS = (
     "info", "findings", "series", "histogram", "ridge", "heat", "rows?limit=500", "rows?sort=-reward", "rows?q=a",
     "rows?q=a.%2Bb&regex=1", "hits?q=a%20b", "rollouts/0/0", "rollouts/0/0/tokens", "rollouts/0/0/texts",
     "groups?step=0", "never-beats", "patterns?kind=all", "similar/0/0", "export?format=csv", "export?format=jsonl",
-    "export?format=parquet", "stars", "prompts?sort=never",
+    "export?format=parquet", "labels", "prompts?sort=never",
     "groups/0/0",
 )  # fmt: skip
 OTHERS = ("/api/runs", "/api/compare?runs=run,run", "/api/compare?runs=run@0,run@1")
@@ -226,21 +228,31 @@ def test_a_bug_is_one_line_under_the_strict_policy(board, monkeypatch):
     assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
 
 
-def test_stars_that_are_none_are_told_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("stars.json", (b"", b"[]", b'{"stars": 3}', b'{"stars": [{"step": 1}]}', b"\xff", b"[" * 100_000)),
+        (
+            "labels.jsonl",
+            (b"x\n", b"[]\n", b'{"step": 1}\n', LABEL % b"9", LABEL % b'"x"' + b"\xff\n", b"[" * 100_000 + b"\n"),
+        ),
+    ],
+)
+def test_labels_that_are_none_are_told_in_one_line(tmp_path, name, contents):
     folder = new_run(tmp_path / "run")
     record(folder, [0])
     client = client_of(board_of(folder))
-    for content in (b"", b"[]", b'{"stars": 3}', b'{"stars": [{"step": 1}]}', b"\xff", b"[" * 100_000):
-        (folder / "stars.json").write_bytes(content)
-        for path in ("rows", "stars", "rollouts/0/0"):
+    for content in contents:
+        (folder / name).write_bytes(content)
+        for path in ("rows", "labels", "rollouts/0/0", "rows?filter=starred"):
             answer = client.get(f"/api/runs/run/{path}")
-            assert answer.status_code == 400 and "stars" in answer.json()["error"], content[:10]
-        put = client.put("/api/runs/run/stars/0/0", json={"note": "x"}, headers=ORIGIN)
-        assert put.status_code == 400 and (folder / "stars.json").read_bytes() == content, "nothing is overwritten"
-    (folder / "stars.json").unlink()
-    (folder / "stars.json").symlink_to("/dev/zero")
-    answer = client.get("/api/runs/run/stars")
-    assert answer.status_code == 400 and "stars.json is a link that leads out of" in answer.json()["error"]
+            assert answer.status_code == 400 and name in answer.json()["error"], content[:10]
+        put = client.put("/api/runs/run/labels/0/0", json={"name": "star"}, headers=ORIGIN)
+        assert put.status_code == 400 and (folder / name).read_bytes() == content, "nothing is overwritten"
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    answer = client.get("/api/runs/run/labels")
+    assert answer.status_code == 400 and f"{name} is a link that leads out of" in answer.json()["error"]
 
 
 @pytest.mark.sampled(1)

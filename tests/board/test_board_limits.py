@@ -115,7 +115,7 @@ def test_connections_that_send_half_a_request_are_ended_and_stop_nobody(run):
         assert len(held) - len(closed) <= MAX_CONNECTIONS  # the first made room for the last
         body = opened(board, b"")
         host = f"127.0.0.1:{board.port}"
-        head = f"PUT /api/runs/run/stars/0/0 HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
+        head = f"PUT /api/runs/run/labels/0/0 HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n"
         body.sendall(f"{head}content-type: application/json\r\ncontent-length: 100\r\n\r\n{{".encode())
         for connection in held:
             assert ended(connection)
@@ -233,10 +233,10 @@ def test_the_same_line_is_logged_once_a_minute():
 @pytest.mark.parametrize("name", ["run", "step", "sample"])
 def test_a_body_does_not_override_the_address(run, name):
     client = client_of(board_of(run))
-    answer = client.put("/api/runs/run/stars/1/1", json={"note": "x", name: 0}, headers=ORIGIN)
+    answer = client.put("/api/runs/run/labels/1/1", json={"name": "star", name: 0}, headers=ORIGIN)
     assert answer.status_code == 400 and answer.json()["error"].startswith(f"{name} is given twice")
     assert client.post("/api/runs/run/sql", json={"query": "SELECT 1", "run": 7}, headers=ORIGIN).status_code == 400
-    assert client.get("/api/runs/run/stars").json() == []
+    assert client.get("/api/runs/run/labels").json() == []
 
 
 def test_formulas_are_texts_in_csv_and_numbers_are_numbers(tmp_path):

@@ -14,7 +14,7 @@ from cavesson.board.security import CONTENT_SECURITY_POLICY, is_loopback
 from cavesson.board.serve import _address
 from cavesson.errors import UserError
 
-STAR = "/api/runs/run/stars/1/1"
+NOTE = "/api/runs/run/labels/1/1"
 JSON = {"content-type": "application/json"}
 
 
@@ -68,20 +68,21 @@ def test_only_addresses_of_the_loopback_pass_as_such(host):
 )
 def test_pages_of_other_origins_are_refused(client, origin):
     assert client.get("/api/runs", headers={"origin": origin}).status_code == 403
-    assert client.put(STAR, json={"note": ""}, headers={"origin": origin}).status_code == 403
+    assert client.put(NOTE, json={"name": "star"}, headers={"origin": origin}).status_code == 403
 
 
 def test_what_changes_something_needs_origin_and_json(client):
-    assert client.put(STAR, json={"note": "x"}).status_code == 403
-    assert client.delete(STAR).status_code == 403
-    text = client.put(STAR, content=b'{"note": "x"}', headers=ORIGIN | {"content-type": "text/plain"})
+    note = {"name": "note", "value": "x"}
+    assert client.put(NOTE, json=note).status_code == 403
+    assert client.delete(NOTE).status_code == 403
+    text = client.put(NOTE, content=json.dumps(note), headers=ORIGIN | {"content-type": "text/plain"})
     assert text.status_code == 403
-    cross = client.put(STAR, json={"note": "x"}, headers=ORIGIN | {"sec-fetch-site": "cross-site"})
+    cross = client.put(NOTE, json=note, headers=ORIGIN | {"sec-fetch-site": "cross-site"})
     assert cross.status_code == 403
-    assert client.get("/api/runs/run/stars").json() == []
-    assert client.put(STAR, json={"note": "x"}, headers=ORIGIN).status_code == 200
-    assert client.delete(STAR, headers=ORIGIN).status_code == 200
-    assert client.delete(STAR, headers=ORIGIN).status_code == 404
+    assert client.get("/api/runs/run/labels").json() == []
+    assert client.put(NOTE, json=note, headers=ORIGIN).status_code == 200
+    assert client.put(NOTE, json=note | {"removed": True}, headers=ORIGIN).json()["labels"] == []
+    assert client.get("/api/runs/run/labels").json() == []
 
 
 def test_every_answer_has_the_strict_headers(client):
@@ -193,7 +194,7 @@ def test_no_address_leads_to_another_file(client, parts):
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["rollouts", "stars"]), st.text(max_size=12), st.text(max_size=12))
+@given(st.sampled_from(["rollouts", "labels"]), st.text(max_size=12), st.text(max_size=12))
 @example("rollouts", "1e3", "0")
 @example("rollouts", "-1", "99999999999999999999")
 @example("rollouts", "１", "٣")
@@ -227,11 +228,11 @@ def test_bodies_are_bounded_and_must_be_objects(client):
         (b"{", 400),
         (b'"x"', 400),
         (b"{}" + b" " * 1_000_001, 413),
-        (b'{"note": 3}', 422),
+        (b'{"name": "note", "value": 3}', 422),
     ):
-        assert client.put(STAR, content=body, headers=ORIGIN | JSON).status_code == status, body[:10]
-    long = json.dumps({"note": "x" * 10_001})
-    assert client.put(STAR, content=long, headers=ORIGIN | JSON).status_code == 422
+        assert client.put(NOTE, content=body, headers=ORIGIN | JSON).status_code == status, body[:10]
+    long = json.dumps({"name": "note", "value": "x" * 10_001})
+    assert client.put(NOTE, content=long, headers=ORIGIN | JSON).status_code == 422
 
 
 def test_a_body_without_a_length_is_bounded_too(client):
@@ -239,7 +240,7 @@ def test_a_body_without_a_length_is_bounded_too(client):
         for _ in range(3_000):
             yield b" " * 1_000
 
-    answer = client.put(STAR, content=endless(), headers=ORIGIN | JSON)
+    answer = client.put(NOTE, content=endless(), headers=ORIGIN | JSON)
     assert answer.status_code == 413
 
 

@@ -36,34 +36,52 @@ def own(tmp_path):
     return folder
 
 
-def test_stars_survive_a_restart(own):
+def test_labels_survive_a_restart(own):
     client = client_of(board_of(own))
-    notes = {(1, 2): "look", (0, 5): "", (2, 1): "\x00 <b> 🙂 ../"}
-    for (step, sample), note in notes.items():
-        answer = client.put(f"/api/runs/run/stars/{step}/{sample}", json={"note": note}, headers=ORIGIN)
-        assert answer.json() == {"step": step, "sample": sample, "note": note}
-    assert client.put("/api/runs/run/stars/1/2", json={"note": "again"}, headers=ORIGIN).status_code == 200
-    assert client.put("/api/runs/run/stars/9/9", json={"note": ""}, headers=ORIGIN).status_code == 404
-    assert client.delete("/api/runs/run/stars/0/5", headers=ORIGIN).status_code == 200
-    again = client_of(board_of(own))
-    assert [(s["step"], s["sample"], s["note"]) for s in again.get("/api/runs/run/stars").json()] == [
-        (1, 2, "again"),
-        (2, 1, notes[2, 1]),
+    text = "\x00 <b> 🙂 ../"
+    for step, sample, name, value in (
+        (1, 2, "star", None),
+        (1, 2, "note", "look"),
+        (0, 5, "star", None),
+        (2, 1, "note", text),
+    ):
+        label = {"name": name, "value": value, "author": "Ann"}
+        answer = client.put(f"/api/runs/run/labels/{step}/{sample}", json=label, headers=ORIGIN).json()
+        assert label in [{key: one[key] for key in label} for one in answer["labels"]]
+    again = {"name": "note", "value": "again", "author": "Ann"}
+    assert client.put("/api/runs/run/labels/1/2", json=again, headers=ORIGIN).status_code == 200
+    assert client.put("/api/runs/run/labels/9/9", json=again, headers=ORIGIN).status_code == 404
+    removed = {"name": "star", "removed": True}
+    assert client.put("/api/runs/run/labels/0/5", json=removed, headers=ORIGIN).json()["labels"] == []
+    client = client_of(board_of(own))
+    found = client.get("/api/runs/run/labels").json()
+    assert [(one["step"], one["sample"], [label["value"] for label in one["labels"]]) for one in found] == [
+        (1, 2, [None, "again"]),
+        (2, 1, [text]),
     ]
-    rows = again.get("/api/runs/run/rows", params={"starred": 1}).json()
-    assert [(row["step"], row["sample"], row["starred"], row["note"]) for row in rows["rows"]] == [
-        (1, 2, True, "again"),
-        (2, 1, True, notes[2, 1]),
-    ]
-    assert again.get("/api/runs/run/rollouts/1/2").json()["note"] == "again"
-    assert json.loads((own / "stars.json").read_text())["stars"][0]["note"] == "again"
+    assert all(label["author"] == "Ann" and label["time"].endswith("Z") for one in found for label in one["labels"])
+    (row,) = client.get("/api/runs/run/rows", params={"starred": 1}).json()["rows"]
+    assert row["labels"] == found[0]["labels"] == client.get("/api/runs/run/rollouts/1/2").json()["labels"]
+    assert len((own / "labels.jsonl").read_text().splitlines()) == 6
+
+
+def test_stars_of_earlier_versions_are_labels(own):
+    (own / "stars.json").write_text(json.dumps({"stars": [{"step": 1, "sample": 2, "note": "old"}]}))
+    client = client_of(board_of(own))
+
+    def names():
+        return [label["name"] for one in client.get("/api/runs/run/labels").json() for label in one["labels"]]
+
+    assert names() == ["star", "note"]
+    client.put("/api/runs/run/labels/1/2", json={"name": "star", "removed": True}, headers=ORIGIN)
+    assert names() == ["note"]
 
 
 def test_half_a_surrogate_pair_in_a_note_is_refused_plainly(own):
-    body = b'{"note": "\\ud800"}'
+    body = b'{"name": "note", "value": "\\ud800"}'
     headers = ORIGIN | {"content-type": "application/json"}
-    answer = client_of(board_of(own)).put("/api/runs/run/stars/1/2", content=body, headers=headers)
-    assert answer.status_code == 400 and not (own / "stars.json").exists()
+    answer = client_of(board_of(own)).put("/api/runs/run/labels/1/2", content=body, headers=headers)
+    assert answer.status_code == 400 and not (own / "labels.jsonl").exists()
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
@@ -110,8 +128,8 @@ def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path
         pass
     client = client_of(board)
     assert client.get("/api/runs/run/rows").json()["total"] == 18
-    assert client.put("/api/runs/run/stars/1/2", json={"note": "x"}, headers=ORIGIN).status_code == 200
-    assert not (own / "index").exists() and not (own / "stars.json").exists()
+    assert client.put("/api/runs/run/labels/1/2", json={"name": "star"}, headers=ORIGIN).status_code == 200
+    assert not (own / "index").exists() and not (own / "labels.jsonl").exists()
     board.scanner.stop()
 
 
@@ -239,7 +257,7 @@ def test_an_empty_run_has_an_answer_for_everything(tmp_path):
         f"prompts/{'0' * 16}",
         "patterns",
         "groups?step=0",
-        "stars",
+        "labels",
         "rows?filter=reward>1",
     ):
         answer = client.get(f"/api/runs/run/{path}")

@@ -18,12 +18,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["stars.json", ".stars.lock"])
-def test_notes_are_not_written_through_links(run: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["labels.jsonl", ".labels.lock", "stars.json"])
+def test_labels_are_not_written_through_links(run: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").write_text("as it was")
     (run / name).symlink_to(tmp_path / "outside")
     client = client_of(board_of(run))
-    answer = client.put("/api/runs/run/stars/0/0", json={"note": "x"}, headers=ORIGIN)
+    answer = client.put("/api/runs/run/labels/0/0", json={"name": "note", "value": "x"}, headers=ORIGIN)
     assert answer.status_code == 400 and "leads out of" in answer.json()["error"]
     assert (tmp_path / "outside").read_text() == "as it was"
 

@@ -10,6 +10,7 @@ from cavesson.board import (
     findings,
     group,
     groups,
+    labels,
     live,
     overview,
     patterns,
@@ -21,7 +22,6 @@ from cavesson.board import (
     series,
     similar,
     sql,
-    stars_api,
     table,
     tools,
 )
@@ -77,9 +77,8 @@ ENDPOINTS = (
     Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
     Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery, made_from="numbers"),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
-    Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),
-    Endpoint("PUT", "/api/runs/{run}/stars/{step}/{sample}", stars_api.put, stars_api.StarQuery),
-    Endpoint("DELETE", "/api/runs/{run}/stars/{step}/{sample}", stars_api.remove, rollout.RolloutQuery),
+    Endpoint("GET", "/api/runs/{run}/labels", labels.labels, selection.RunQuery),
+    Endpoint("PUT", "/api/runs/{run}/labels/{step}/{sample}", labels.put, labels.LabelQuery),
     # Last, as a name can have a slash.
     Endpoint("GET", "/api/runs/{run}", overview.run, selection.RunQuery),
 )

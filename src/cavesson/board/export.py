@@ -1,11 +1,11 @@
-"""Exports a selection of rollouts as CSV, JSON Lines or Parquet."""
+"""Exports a selection of rollouts as a table, or as data to train on."""
 
 import csv
 import io
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,22 +15,30 @@ from pydantic import Field
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from cavesson.board.runs import Board
+from cavesson.board.runs import Board, OpenRun
 from cavesson.board.search import matching
 from cavesson.board.selection import Selection, order_of
 from cavesson.errors import UserError
+from cavesson.exporters.conversations import labelled_pairs, preference_lines, sft_lines
+from cavesson.record.labels import Key
 from cavesson.record.schema import ROW_COLUMNS, arrow_schema
 from cavesson.record.splits import Split
 from cavesson.text.spreadsheet import cell
 
 BATCH = 2_000
-MEDIA = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
-ALL_MEDIA = " ".join(media.split(";")[0] for media in MEDIA.values())
+MEDIA = {
+    "csv": "text/csv; charset=utf-8",
+    "jsonl": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+    "sft": "application/x-ndjson",
+    "preference": "application/x-ndjson",
+}
+ALL_MEDIA = " ".join(dict.fromkeys(media.split(";")[0] for media in MEDIA.values()))
 
 
 class ExportQuery(Selection):
-    format: Literal["csv", "parquet", "jsonl"] = "csv"
-    """What to write."""
+    format: Literal["csv", "parquet", "jsonl", "sft", "preference"] = "csv"
+    """What to write: a table, or conversations to train on; a preference is a pair whose chosen rollout is selected."""
     sort: str = Field("step", max_length=200)
     """Column to sort by; with - in front the largest first."""
     both: bool = False
@@ -42,7 +50,7 @@ class ExportQuery(Selection):
 
 
 def export(board: Board, query: ExportQuery) -> Response:
-    """Return every column of the selected rollouts, as recorded; in CSV, formulas are quoted.
+    """Return the selected rollouts: all columns as recorded, in CSV with quoted formulas; or conversations to train on.
 
     A search whose hits are still being verified cannot be exported; the response is then an error.
     """
@@ -57,15 +65,27 @@ def export(board: Board, query: ExportQuery) -> Response:
         raise UserError("the search is not finished yet; export again when its number of hits is exact")
     chunks = order_of(run, snapshot, query.sort).chunks(BATCH)
     rows = (chunk if found.mask is None else chunk[found.mask[chunk]] for chunk in chunks)
-    tables = (run.fetch(snapshot.keys(chunk)) for chunk in rows if len(chunk))
+    keys = (snapshot.keys(chunk) for chunk in rows if len(chunk))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
-    headers = {"content-disposition": f'attachment; filename="{name}.{query.format}"'}
+    ending = f"{query.format}.jsonl" if query.format in ("sft", "preference") else query.format
+    headers = {"content-disposition": f'attachment; filename="{name}.{ending}"'}
     if query.format == "parquet":
-        return _parquet(tables, headers)
-    lines = _csv(tables) if query.format == "csv" else _jsonl(tables)
+        return _parquet(map(run.fetch, keys), headers)
+    lines = _lines(run, query.format, keys)
     # Read the first rows before the response starts, so that a read error can still be reported.
     first = next(lines, b"")
     return StreamingResponse(chain([first], lines), media_type=MEDIA[query.format], headers=headers)
+
+
+def _lines(run: OpenRun, format: str, keys: Iterator[list[Key]]) -> Iterator[bytes]:
+    if format == "sft":
+        return _json_lines(line for some in keys for line in sft_lines(run.record, some))
+    if format == "preference":
+        known = labelled_pairs(run.record)
+        chosen = {key for some in keys for key in some} if known else set()
+        return _json_lines(preference_lines(run.record, [pair for pair in known if pair[0] in chosen]))
+    tables = map(run.fetch, keys)
+    return _csv(tables) if format == "csv" else _jsonl(tables)
 
 
 def _parquet(tables: Iterator[pa.Table], headers: dict[str, str]) -> Response:
@@ -97,7 +117,12 @@ def _csv_lines(lines: list[list[Any]]) -> bytes:
 def _jsonl(tables: Iterator[pa.Table]) -> Iterator[bytes]:
     for table in tables:
         lines = [{name: value for name, value in line.items() if value is not None} for line in _dictionaries(table)]
-        yield "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode("utf-8", "surrogatepass")
+        yield b"".join(_json_lines(lines))
+
+
+def _json_lines(lines: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    for line in lines:
+        yield (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
 def _dictionaries(table: pa.Table) -> list[dict[str, Any]]:

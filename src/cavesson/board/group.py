@@ -62,6 +62,7 @@ def _responses(run: OpenRun, snapshot: Snapshot, rows: Array) -> list[dict[str, 
         response = line["response"]
         for name in ("parts", "weights", "reasons"):
             line[name] = line.pop(f"reward_{name}") or {}
+        line["labels"] = [label._asdict() for label in run.labels.of((line["step"], line["sample"]))]
         line |= {"advantage": advantage, "answer": short_answer(last or response) or (last and last[:LENGTH])}
         line |= {"response": response[:MAX_TEXT]}
         line |= {"response_truncated": len(response) if len(response) > MAX_TEXT else None}

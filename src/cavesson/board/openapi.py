@@ -8,7 +8,7 @@ ERRORS = {
     "400": "the request cannot be answered",
     "401": "the token is missing",
     "403": "the request comes from another site or host",
-    "404": "there is no such run, rollout or star",
+    "404": "there is no such run or rollout",
     "408": "the body did not arrive in time",
     "409": "a file of the record or of the index is broken or has just been replaced",
     "422": "a parameter is missing or out of range",

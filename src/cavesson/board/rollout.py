@@ -52,8 +52,6 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
     found, turns, tokens, padding = read(run, query.step, query.sample)
     row = dict(found)
     row |= {name: dict(row.pop(f"reward_{name}") or {}) for name in ("parts", "weights", "reasons")}
-    stars = run.stars.all()
-    key = (query.step, query.sample)
     base = f"/api/runs/{run.key}/rollouts/{query.step}/{query.sample}"
     columns, offset = [], 0
     for name, values in token_columns(tokens):
@@ -64,8 +62,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
         **_cut(row),
         "prompt_id": id_of(row["prompt"]),
         "gap": None if None in (row["reward"], row["ref_reward"]) else row["reward"] - row["ref_reward"],
-        "starred": key in stars,
-        "note": stars.get(key),
+        "labels": [label._asdict() for label in run.labels.of((query.step, query.sample))],
         "conversation": turns,
         **_neighbours(run, query.step, query.sample, split_of(row)),
         "tokens": {

@@ -65,13 +65,13 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
     texts, turns = run.texts(snapshot, page), run.turns(snapshot, page)
     prompts = [text[:LENGTH] for text in texts.prompt]
     parts = excerpts(run, keys, texts.response, turns, query)
-    stars = run.stars.all()
+    labels = run.labels.all()
     answers, tools, ids = _answers(turns, len(page)), _tools(snapshot, page), ids_of(snapshot, page)
     for line, answer, called, prompt_id in zip(result, answers, tools, ids, strict=True):
         line |= {"answer": answer, "tools": None if answer is None else called, "prompt_id": prompt_id}
     for row, line, prompt, shown, key in zip(page.tolist(), result, prompts, parts, keys, strict=True):
         line |= {"row": row, "prompt": prompt, "response": shown.text, "excerpt_start": shown.start, "hit": shown.hit}
-        line |= {"hit_turn": shown.turn, "starred": key in stars, "note": stars.get(key)}
+        line |= {"hit_turn": shown.turn, "labels": [label._asdict() for label in labels.get(key, {}).values()]}
     return result
 
 

@@ -19,7 +19,6 @@ from cavesson.board.expressions import compiled
 from cavesson.board.folders import run_folders
 from cavesson.board.names import name_below, names_of
 from cavesson.board.scanner import Scanner, spans
-from cavesson.board.stars import Stars
 from cavesson.errors import UserError, first_line, print_exception
 from cavesson.index.columns import Array
 from cavesson.index.folder import PROBLEM
@@ -30,6 +29,7 @@ from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.turns import read_turns
 from cavesson.record import Run
+from cavesson.record.labels import LabelFile
 from cavesson.record.read.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.storage import storage
 from cavesson.record.write.lock import is_free
@@ -94,7 +94,7 @@ class OpenRun:
         self.key = key
         self.record = record
         self.folder = index_folder(record)
-        self.stars = Stars(record, self.folder)
+        self.labels = LabelFile(record)
         self._snapshot = snapshot(self.folder)
         self._stamp: tuple[int, int] | None = None
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ from cavesson.board.runs import OpenRun, reading
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.filters import matches, names_in
+from cavesson.index.labels import LABELS, LabelColumns
 from cavesson.index.orders import order, places
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
@@ -86,10 +87,12 @@ class Page(Query):
 
 def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
     """Return [rows] which rows are selected; None means all."""
-    key = (snapshot.state.rows, snapshot.state.dead, query.splits, query.steps, query.filter)
-    mask = run.cache.get("selected", key, lambda: _mask(run, snapshot, *key[2:]), most=4)
+    by_labels = not names_in(query.filter).isdisjoint(LABELS)
+    version = run.labels.version() if by_labels else None
+    key = (snapshot.state.rows, snapshot.state.dead, version, query.splits, query.steps, query.filter)
+    mask = run.cache.get("selected", key, lambda: _mask(run, snapshot, *key[3:]), most=4)
     if query.starred:
-        mask = both(mask, _starred(run, snapshot))
+        mask = both(mask, LabelColumns(snapshot, run.labels.all()).flag("starred"))
     return mask
 
 
@@ -103,7 +106,7 @@ def _mask(
     if text.strip():
         with reading():
             rows = None if mask is None or steps is None else np.flatnonzero(mask)
-            found = matches(text, snapshot, run.record, rows)
+            found = matches(text, snapshot, run.record, rows, run.labels.all())
         if rows is None:
             return both(mask, found)
         mask = np.zeros(snapshot.rows, np.bool_)
@@ -114,15 +117,6 @@ def _mask(
 def both(first: Array | None, second: Array) -> Array:
     """Return the intersection of two masks; None means all rows."""
     return second if first is None else first & second
-
-
-def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
-    mask = np.zeros(snapshot.rows, np.bool_)
-    stars = run.stars.all()
-    if stars and snapshot.rows:
-        rows = np.flatnonzero(np.isin(snapshot.raw("step"), [step for step, _ in stars]))
-        mask[rows] = [key in stars for key in snapshot.keys(rows)]
-    return mask
 
 
 def column_of(snapshot: Snapshot, name: str) -> Array:

@@ -317,16 +317,20 @@ def show(
 @app.command()
 def export(
     run: RunPlace,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must be empty or absent.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, empty or absent; or a file.")],
     format: Annotated[
-        str, typer.Option(help="What to write: csv, jsonl, parquet or rl-logging-board.")
+        str, typer.Option(help="What to write: csv, jsonl, parquet, preference, rl-logging-board or sft.")
     ] = "rl-logging-board",
     quote_formulas: Annotated[
         bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets read as formulas.")
     ] = False,
     allow_remote: AllowRemote = False,
 ) -> None:
-    """Write a run's record in another tool's format, or as tables: rows, tokens, steps and vocabulary."""
+    """Write a run's record in another tool's format, as tables, or as data to train on.
+
+    sft and preference are JSON Lines files that cavesson sft and cavesson dpo read: the responses that were trained on,
+    and the pairs that were labelled on the board.
+    """
     from cavesson.exporters import EXPORTERS, tables
 
     if quote_formulas and format != "csv":
@@ -334,7 +338,8 @@ def export(
     if format not in EXPORTERS:
         raise UserError(f"there is no format {format!r}; formats are {', '.join(EXPORTERS)}")
     write = partial(tables.export, format="csv", quote_formulas=True) if quote_formulas else EXPORTERS[format]
-    print(f"{counted(write(run, out, allow_remote), 'rollout')} written to {out}")
+    what = {"sft": "conversation", "preference": "pair"}.get(format, "rollout")
+    print(f"{counted(write(run, out, allow_remote), what)} written to {out}")
 
 
 @app.command(name="import")

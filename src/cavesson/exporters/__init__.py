@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cavesson.exporters import rl_logging_board, tables
+from cavesson.exporters import conversations, rl_logging_board, tables
 from cavesson.record.storage import Location
 
 EXPORTERS: dict[str, Callable[[Location, Path, bool], int]] = {
@@ -12,6 +12,8 @@ EXPORTERS: dict[str, Callable[[Location, Path, bool], int]] = {
     "csv": partial(tables.export, format="csv"),
     "jsonl": partial(tables.export, format="jsonl"),
     "parquet": partial(tables.export, format="parquet"),
+    "sft": partial(conversations.export, format="sft"),
+    "preference": partial(conversations.export, format="preference"),
 }
-"""Format → a function of the run's place, the folder to write and whether the record may be at another place that the
-run names; it returns the number of rollouts."""
+"""Format → a function of the run's place, the folder or file to write and whether the record may be at another place
+that the run names; it returns the number of rollouts, or of lines in a file."""

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 from cavesson.index.calls import Calls
 from cavesson.index.columns import CODED, MISSING, Array
+from cavesson.index.labels import FLAGS, LABEL_TEXTS, RATING, LabelColumns
 from cavesson.index.prompt_ids import PATTERN as ID
 from cavesson.index.prompt_ids import numbers_of
 from cavesson.index.rescored import PREFIX as RESCORED
@@ -21,15 +22,17 @@ from cavesson.index.row_texts import RECORDED, RecordedTexts
 from cavesson.index.said import SAID, SPOKEN, CallTexts, SpokenTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record import Run
+from cavesson.record.labels import Labels
 from cavesson.text.visible import shortened
 
 LONGEST = 2_000
+NO_LABELS: Labels = {}
 TOO_LARGE = "the filter cannot be read: it is nested too deeply or a number in it is too large"
 OF_CALLS = ("tool", "error", "seconds", "arguments", "result")
 """Names that hold for a call, and not for a whole rollout."""
 OF_TURNS = ("turns", "calls", "call_errors")
 """Columns that only rollouts with turns have."""
-_TEXTS = (*CODED, "prompt_id", *RECORDED, "tool", "arguments", "result", *SPOKEN)
+_TEXTS = (*CODED, "prompt_id", *RECORDED, "tool", "arguments", "result", *SPOKEN, *LABEL_TEXTS)
 _PREFIXES = {"parts": "part/", "rescore": RESCORED}
 """What is written in front of a name in brackets, and what the names of these columns begin with."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -83,11 +86,17 @@ def _plain(text: str) -> str:
     return _PIECES.sub(plain, text)
 
 
-def matches(text: str, snapshot: Snapshot, run: Run | None = None, rows: Array | None = None) -> Array:
+def matches(
+    text: str,
+    snapshot: Snapshot,
+    run: Run | None = None,
+    rows: Array | None = None,
+    labels: Labels = NO_LABELS,
+) -> Array:
     """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
     The run has the texts of calls; other filters need none. ``rows`` are the only ones to look at, ascending; None =
-    all.
+    all. ``labels`` are those that people gave.
 
     Raises:
         UserError: The text is not a valid filter.
@@ -97,7 +106,7 @@ def matches(text: str, snapshot: Snapshot, run: Run | None = None, rows: Array |
     tree = _parsed(text)
     try:
         with np.errstate(all="ignore"):
-            result = _evaluated(tree, snapshot, run, rows)
+            result = _evaluated(tree, snapshot, run, rows, labels)
     except (RecursionError, MemoryError, OverflowError):
         raise UserError(TOO_LARGE) from None
     if not _is_condition(result):
@@ -119,12 +128,13 @@ def _is_condition(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_
 
 
-def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array | None) -> Any:
+def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array | None, labels: Labels) -> Any:
     """Return the value of a filter; one about calls is evaluated for every call, with the columns of its rollout."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
     if not names:
         own = snapshot if rows is None else snapshot.only(rows)
-        return _Evaluation(own, Texts.of(snapshot, run, np.arange(snapshot.rows) if rows is None else rows)).of(tree)
+        texts = Texts.of(snapshot, run, np.arange(snapshot.rows) if rows is None else rows, labels)
+        return _Evaluation(own, texts).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
     if "seconds" in names and np.isnan(snapshot.calls.seconds).all():
@@ -135,7 +145,7 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
         wanted[rows] = True
         calls = calls.take(wanted[calls.row])
     for some in calls.portions():
-        texts = Texts.of(snapshot, run, some.row, some)
+        texts = Texts.of(snapshot, run, some.row, labels, some)
         value = _Evaluation(snapshot.only(some.row), texts, some).of(tree)
         if not _is_condition(value):
             return value
@@ -143,22 +153,29 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
     return found if rows is None else found[rows]
 
 
+_Source = RecordedTexts | SpokenTexts | CallTexts | LabelColumns
+
+
 class Texts(NamedTuple):
     """The texts of some rows, by what they are of; those of calls only in a filter about calls."""
 
     recorded: RecordedTexts
     spoken: SpokenTexts
+    labels: LabelColumns
     called: CallTexts | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, run: Run | None, rows: Array, calls: Calls | None = None) -> Self:
+    def of(cls, snapshot: Snapshot, run: Run | None, rows: Array, labels: Labels, calls: Calls | None = None) -> Self:
         called = None if calls is None else CallTexts(snapshot, run, calls)
-        return cls(RecordedTexts(snapshot, run, rows), SpokenTexts(snapshot, run, rows), called)
+        given = LabelColumns(snapshot.only(rows), labels)
+        return cls(RecordedTexts(snapshot, run, rows), SpokenTexts(snapshot, run, rows), given, called)
 
-    def named(self, name: str) -> RecordedTexts | SpokenTexts | CallTexts | None:
-        """Return the texts with a name, None if they are not read from the record."""
+    def named(self, name: str) -> _Source | None:
+        """Return the texts with a name, None if they are those of a coded column, or there are none."""
         if name in RECORDED:
             return self.recorded
+        if name in LABEL_TEXTS:
+            return self.labels
         return self.spoken if name in SPOKEN else self.called if name in SAID else None
 
 
@@ -216,6 +233,8 @@ class _Evaluation:
             return np.asarray(self.calls.failed == 1)
         if self.calls is not None and node.id == "seconds":
             return self.calls.seconds
+        if node.id in FLAGS:
+            return self.texts.labels.flag(node.id)
         return self._column(node.id)
 
     def _subscript(self, node: ast.Subscript) -> Array:
@@ -290,9 +309,7 @@ class _Evaluation:
         found = np.isin(numbers, numbers_of(self.snapshot, test.texts))
         return ~found & (numbers >= 0) if negate else found
 
-    def _read(
-        self, texts: RecordedTexts | SpokenTexts | CallTexts, name: str, test: "_Contains | _Equal", negate: bool
-    ) -> Array:
+    def _read(self, texts: _Source, name: str, test: "_Contains | _Equal", negate: bool) -> Array:
         return texts.where(name, test.texts, lambda some: pc.xor(test(some), negate), narrow=not negate, only=self.only)
 
     def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
@@ -344,6 +361,8 @@ class _Evaluation:
         return value
 
     def _column(self, name: str) -> Array:
+        if name == RATING:
+            return self.texts.labels.rating()
         if name in OF_TURNS:
             self._check_turns(name)
         if name in _TEXTS and name not in CODED:

@@ -1,20 +1,21 @@
 /** A page saved as one file: the bundle, and the answers the view had used, as JSON. */
 
 import { ApiError } from "./client";
+import type { Label } from "./types";
 
 const ELEMENT = "cavesson-data";
 
 const element = typeof document === "undefined" ? null : document.getElementById(ELEMENT);
 interface SavedState {
   route: string;
-  stars: Record<string, string | null>;
+  labels: Record<string, Label[]>;
 }
 
 interface Saved extends SavedState {
   answers: Record<string, unknown>;
 }
 
-const saved: Saved = element ? (JSON.parse(element.textContent!) as Saved) : { answers: {}, route: "", stars: {} };
+const saved: Saved = element ? (JSON.parse(element.textContent!) as Saved) : { answers: {}, route: "", labels: {} };
 
 /** Whether this page is an exported file, without a server behind it. */
 export const inSnapshot = element !== null;
@@ -48,7 +49,7 @@ function toBase64(bytes: ArrayBuffer): string {
  * The whole HTML file.
  *
  * @param used answers by address
- * @param state where the file opens, and the stars set since the answers came
+ * @param state where the file opens, and the labels given since the answers came
  */
 export async function snapshotPage(used: Map<string, unknown>, state: SavedState): Promise<string> {
   // The libraries for Markdown come before the page, which looks for them when it begins.
@@ -79,4 +80,4 @@ export function inScript(json: string): string {
 
 export const snapshotRoute = (): string => saved.route;
 
-export const snapshotStars = (): Record<string, string | null> => saved.stars;
+export const snapshotLabels = (): Record<string, Label[]> => saved.labels;

@@ -134,6 +134,23 @@ export interface Ridge {
 export type Hit = [start: number, end: number];
 
 /** One rollout in a table; statistics stand beside these under their own names. */
+/** What somebody says of a rollout; `over` prefers it to the one of the step whose sample is the value. */
+export interface Label {
+  name: "star" | "rating" | "tag" | "note" | "over";
+  value: string | number | null;
+  author: string;
+  time: string | null;
+}
+
+/** Labels are absent in pages that were saved by earlier versions. */
+export interface Labelled extends RolloutKey {
+  labels?: Label[];
+}
+
+export interface LabelledRollout extends RolloutKey {
+  labels: Label[];
+}
+
 export interface Row {
   row: number;
   step: number;
@@ -156,8 +173,7 @@ export interface Row {
   hit_turn?: { turn: number; role: string; name: string | null; part: string } | null;
   /** where the excerpt starts in the whole text */
   excerpt_start?: number;
-  starred: boolean;
-  note: string | null;
+  labels: Label[];
   [statistic: string]: unknown;
 }
 
@@ -264,7 +280,7 @@ export interface Group {
 }
 
 /** A response of a group that is read. */
-export interface GroupResponse extends RolloutKey {
+export interface GroupResponse extends Labelled {
   reward: Maybe;
   /** mean over the tokens that were learned from */
   advantage: Maybe;

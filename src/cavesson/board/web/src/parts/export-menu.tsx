@@ -1,4 +1,4 @@
-/** What can be taken away: the view as one HTML file, tables, stars. */
+/** What can be taken away: the view as one HTML file, tables, data to train on. */
 
 import { address, getBytes, getJson, usedAnswers } from "../api/client";
 import { snapshotPage } from "../api/snapshot";
@@ -6,7 +6,7 @@ import { messageOf } from "../api/resource";
 import type { Rollout, Rows } from "../api/types";
 import { saveFile } from "../charts/save";
 import { useText } from "../i18n";
-import { changedStars } from "../state/stars";
+import { changedLabels } from "../state/labels";
 import { boardError, runs, useRun, useStep } from "../state/board";
 import { knownSeries } from "../state/series";
 import { currentRoute, formatRoute, useRoute } from "../state/router";
@@ -46,6 +46,11 @@ export function ExportMenu() {
           {t(view === "responses" ? "exportTable" : "exportRun", { format: format.toUpperCase() })}
         </a>
       ))}
+      {["sft", "preference"].map((format) => (
+        <a key={format} href={table(format)} download>
+          {t(format === "sft" ? "exportSft" : "exportPreference")}
+        </a>
+      ))}
       <a href={address(`runs/${run.run}/export`, { format: "jsonl", starred: 1, both: 1 })} download>
         {t("exportStars")}
       </a>
@@ -61,7 +66,7 @@ async function saveView(run: string, name: string, rows: Selection | null): Prom
   const { view } = currentRoute();
   saveFile(
     `${name}-${view}.html`,
-    await snapshotPage(answers, { route: formatRoute(currentRoute()), stars: changedStars() }),
+    await snapshotPage(answers, { route: formatRoute(currentRoute()), labels: changedLabels() }),
     "text/html",
   );
 }

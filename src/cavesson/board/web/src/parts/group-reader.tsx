@@ -9,12 +9,15 @@ import { commonBeginning, difference } from "../maths/diff";
 import { number, signed, whole } from "../maths/format";
 import { beginning, visible } from "../maths/text";
 import { useVersion } from "../state/board";
+import { useLabels } from "../state/labels";
 import { patchRoute, useRoute } from "../state/router";
 import { Problem } from "./failure";
 import { Link } from "./link";
 import { Partial } from "./partial";
 import { tokensRoute } from "./rollout-line";
+import { Prefer, PreferenceList } from "./preferences";
 import { Segments } from "./segments";
+import { Star } from "./star";
 import { CutText } from "./text";
 
 /** Of a longer response, the rest is shown on demand. */
@@ -34,6 +37,7 @@ export function GroupReader({ run, step, sample }: { run: string; step: number; 
     const found = commonBeginning(responses.map(({ response }) => response));
     return found.length >= FOLDED ? found : "";
   }, [data]);
+  const [chosen, setChosen] = useState<GroupResponse | null>(null);
   const base = responses.find((one) => String(one.sample) === query["against"]) ?? null;
   if (error) return <Problem text={error} />;
   if (!data) return null;
@@ -56,6 +60,7 @@ export function GroupReader({ run, step, sample }: { run: string; step: number; 
             {t("unmark")}
           </button>
         )}
+        <PreferenceList run={run} responses={responses} />
         {data.total > responses.length && (
           <span class="muted">{t("shownOf", { shown: whole(responses.length), total: whole(data.total) })}</span>
         )}
@@ -70,7 +75,9 @@ export function GroupReader({ run, step, sample }: { run: string; step: number; 
       )}
       <div class={stacked ? "stack" : "beside"}>
         {responses.map((one) => (
-          <OneResponse key={one.sample} run={run} one={one} base={base} skip={shared.length} all={responses} />
+          <OneResponse key={one.sample} run={run} one={one} base={base} skip={shared.length} all={responses}>
+            <Prefer run={run} one={one} chosen={chosen} onChoose={setChosen} />
+          </OneResponse>
         ))}
       </div>
     </div>
@@ -85,15 +92,19 @@ interface OneProps {
   /** characters that all responses share */
   skip: number;
   all: GroupResponse[];
+  /** more to be done with it */
+  children: preact.ComponentChildren;
 }
 
-function OneResponse({ run, one, base, skip, all }: OneProps) {
+function OneResponse({ run, one, base, skip, all, children }: OneProps) {
   const t = useText();
+  const labels = useLabels();
   const isBase = base === one;
   const same = all.filter(({ answer }) => answer !== null && answer === one.answer).length;
   return (
     <article class={`read-response ${isBase ? "base" : ""}`}>
       <header>
+        <Star run={run} row={one} labels={labels} label={t("star")} />
         <b class="number" title={t("reward")}>
           {number(one.reward, 3)}
         </b>
@@ -106,6 +117,7 @@ function OneResponse({ run, one, base, skip, all }: OneProps) {
         {one.finish_reason !== null && <span class="muted">{visible(one.finish_reason)}</span>}
         <span class="space" />
         <Link to={tokensRoute(run, one.step, one.sample)}>{t("sampleNumber", { sample: one.sample })}</Link>
+        {children}
         <button
           type="button"
           class={isBase ? "on" : ""}

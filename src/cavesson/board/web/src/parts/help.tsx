@@ -15,6 +15,8 @@ const KEYS: [string[], Key][] = [
   [["Enter"], "keyOpen"],
   [["g p"], "patterns"],
   [["s"], "keyStar"],
+  [["r 1–5"], "keyRate"],
+  [["t", "m"], "keyLabel"],
   [["g c"], "compare"],
   [["/"], "keySearch"],
   [["1–9"], "keyMetric"],

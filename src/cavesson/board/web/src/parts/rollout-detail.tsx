@@ -1,4 +1,4 @@
-/** One rollout beside the table: its texts, numbers, reference, siblings, relatives, star and note. */
+/** One rollout beside the table: its texts, numbers, reference, siblings, relatives and labels. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
@@ -8,11 +8,11 @@ import type { Progress, RolloutKey, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
-import { useStars } from "../state/stars";
+import { useLabels } from "../state/labels";
 import { answered, Conversation, SHOWN, turnsOf, useTurnKeys } from "./conversation";
 import { Facts } from "./facts";
 import { Problem } from "./failure";
-import { Note } from "./note";
+import { LabelPanel } from "./labels";
 import { openTokens, RolloutLine } from "./rollout-line";
 import { Partial } from "./partial";
 import { PromptText } from "./prompt";
@@ -33,7 +33,7 @@ interface Props {
 
 export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   const t = useText();
-  const stars = useStars();
+  const labels = useLabels();
   const { data, error } = useResource<Rollout>(rolloutAddress(run, place));
   const box = useRef<HTMLElement>(null);
   useEffect(() => onRest(onRead), [data]);
@@ -43,7 +43,7 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   return (
     <aside class="detail" aria-label={t("response")} ref={box}>
       <header>
-        {data && here ? <Star run={run} row={data} stars={stars} label={t("star")} /> : <span class="star" />}
+        {data && here ? <Star run={run} row={data} labels={labels} label={t("star")} /> : <span class="star" />}
         <h2>
           {t("stepNumber", { step: place.step })} · {t("sampleNumber", { sample: place.sample })}
         </h2>
@@ -81,7 +81,7 @@ function Body({ run, rollout, search }: { run: string; rollout: Rollout; search:
   const { ref_response: reference } = rollout;
   return (
     <div class="body">
-      <Note run={run} row={rollout} />
+      <LabelPanel run={run} row={rollout} />
       <Facts rollout={rollout} />
       <h3>
         {t("prompt")} <ToPrompt run={run} rollout={rollout} />

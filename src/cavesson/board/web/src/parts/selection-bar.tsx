@@ -65,7 +65,7 @@ function filterTitle(t: Translate, { columns }: RunSummary): string {
   const calls = columns.calls?.length ? [t("filterCalls", { names: columns.calls.join(", ") })] : [];
   const spoken = columns.spoken?.length ? [t("filterSpoken", { names: columns.spoken.join(", ") })] : [];
   const texts = columns.recorded ? [t("filterRecorded", { names: columns.recorded.join(", ") })] : [];
-  return [hint, ...texts, ...calls, ...spoken].join("\n");
+  return [hint, ...texts, ...calls, ...spoken, t("filterLabels")].join("\n");
 }
 
 function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {

@@ -1,18 +1,19 @@
-import type { RolloutKey } from "../api/types";
+import type { Labelled } from "../api/types";
 import { inSnapshot } from "../api/snapshot";
-import { noteStar, starOf, type Stars, toggleStar } from "../state/stars";
+import { isStarred, type Labels, labelsOf, notesOf, rememberLabels, toggleStar } from "../state/labels";
 
 interface Props {
   run: string;
-  row: RolloutKey & { starred?: boolean; note?: string | null };
-  stars: Stars;
+  row: Labelled;
+  labels: Labels;
   /** what it is called in the reader's language; given, as a table has many */
   label: string;
 }
 
-export function Star({ run, row, stars, label }: Props) {
-  const note = starOf(stars, run, row);
-  noteStar(run, row);
+export function Star({ run, row, labels, label }: Props) {
+  const own = labelsOf(labels, run, row);
+  const set = isStarred(own);
+  rememberLabels(run, row);
   const toggle = (event: MouseEvent): void => {
     event.stopPropagation();
     if (!inSnapshot) void toggleStar(run, row);
@@ -20,13 +21,13 @@ export function Star({ run, row, stars, label }: Props) {
   return (
     <button
       type="button"
-      class={`star ${note === null ? "" : "set"}`}
-      aria-pressed={note !== null}
+      class={`star ${set ? "set" : ""}`}
+      aria-pressed={set}
       aria-label={label}
-      title={note || label}
+      title={notesOf(own) || label}
       onClick={toggle}
     >
-      {note === null ? "☆" : "★"}
+      {set ? "★" : "☆"}
     </button>
   );
 }

@@ -1,13 +1,13 @@
-/** Keyboard: single keys, and "g" followed by a letter for the views. */
+/** Keyboard: single keys, "g" followed by a letter for the views, and "r" followed by a rating. */
 
 import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, () => void>;
 
-/** How long a "g" waits for its letter. */
+/** How long a "g" or "r" waits for the next key. */
 const WAIT_MS = 1200;
 
-/** "g " when the key before this one was a g. */
+/** "g " when the key before this one was a g, "r " when it was an r. */
 let prefix = "";
 let before = { key: "", at: 0 };
 
@@ -15,8 +15,9 @@ let before = { key: "", at: 0 };
 addEventListener(
   "keydown",
   (event) => {
-    prefix = before.key === "g" && event.timeStamp - before.at < WAIT_MS && !isField(event.target) ? "g " : "";
-    before = { key: event.key, at: event.timeStamp };
+    const waits = /^[gr]$/.test(before.key) && event.timeStamp - before.at < WAIT_MS && !isField(event.target);
+    prefix = waits ? `${before.key} ` : "";
+    before = { key: waits ? "" : event.key, at: event.timeStamp };
   },
   { capture: true },
 );

@@ -1,11 +1,12 @@
 /** The columns of the table of responses. */
 
 import type { ComponentChildren } from "preact";
-import type { Row, RunSummary } from "../api/types";
+import type { Label, Row, RunSummary } from "../api/types";
 import { fixed, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { beginning, oneLine, visible } from "../maths/text";
 import { TurnName } from "../parts/turn-label";
+import { notesOf } from "../state/labels";
 
 export interface Column {
   key: string;
@@ -14,7 +15,7 @@ export interface Column {
   width: number;
   grow?: number;
   sortable: boolean;
-  cell: (row: Row) => ComponentChildren;
+  cell: (row: Row, labels: Label[]) => ComponentChildren;
 }
 
 /** Numbers that name something are written as filters and addresses write them. */
@@ -73,6 +74,8 @@ export function allColumns(run: RunSummary): string[] {
       ...parts,
       ...(run.columns.tools?.length ? ["tools"] : []),
       ...(run.columns.texts ?? ["split", "finish_reason"]),
+      "rating",
+      "tags",
       "note",
       "prompt",
       "response",
@@ -95,7 +98,10 @@ export function column(key: string): Column {
     return { key, label: key, width, grow: 3, sortable: false, cell: excerpt };
   }
   if (key === "tools") return { key, label: key, width: 150, sortable: false, cell: ({ tools }) => toolsText(tools) };
-  if (key === "note") return { key, label: key, width: 140, sortable: false, cell: (row) => oneLine(row.note ?? "") };
+  if (key === "note")
+    return { key, label: key, width: 140, sortable: false, cell: (_, labels) => oneLine(notesOf(labels)) };
+  if (key === "rating") return { key, label: key, width: 76, sortable: false, cell: (_, labels) => ratingText(labels) };
+  if (key === "tags") return { key, label: key, width: 120, sortable: false, cell: (_, labels) => tagsText(labels) };
   if (key === "finish_reason" || key === "split") {
     return { key, label: key, width: 84, sortable: false, cell: (row) => visible(String(row[key] ?? "–")) };
   }
@@ -115,6 +121,24 @@ function numeric(key: string, value: unknown): string {
 
 /** No cell shows more characters of a text: what cannot be seen costs the browser as much as what can. */
 const inSight = (): number => Math.ceil(innerWidth / 9);
+
+/** The mean of all ratings. */
+function ratingText(labels: Label[]): string {
+  const ratings = labels.flatMap(({ name, value }) => (name === "rating" ? [Number(value)] : []));
+  return ratings.length === 0 ? "–" : fixed(ratings.reduce((sum, one) => sum + one, 0) / ratings.length, 1);
+}
+
+function tagsText(labels: Label[]): ComponentChildren {
+  return labels.flatMap(({ name, value }) =>
+    name === "tag"
+      ? [
+          <span key={value} class="tool">
+            {visible(String(value))}
+          </span>,
+        ]
+      : [],
+  );
+}
 
 /** Which tools were called; how often, if more than once; and how many of the calls failed. */
 function toolsText(tools: Row["tools"]): ComponentChildren {

@@ -12,7 +12,7 @@ import { Star } from "../parts/star";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
 import { getJson, onRest } from "../api/client";
 import { rolloutAddress } from "../api/tokens";
-import type { RolloutKey, Row, RunSummary, Series } from "../api/types";
+import type { Label, RolloutKey, Row, RunSummary, Series } from "../api/types";
 import { useText } from "../i18n";
 import { useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
@@ -20,7 +20,7 @@ import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
 import { type RowPages, useRowPages } from "../state/rows";
 import { PAGE, rowsAddress, type Selection, selection } from "../state/selection";
-import { toggleStar, useStars } from "../state/stars";
+import { labelsOf, toggleStar, useLabels } from "../state/labels";
 import { type Column, column, fewColumns, statistic, usualColumns } from "./response-columns";
 import { Tokens } from "./tokens";
 
@@ -121,7 +121,7 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, onArro
   const t = useText();
   const of = shown.split ? `eval/${sort.replace(/^-/, "")}` : sort.replace(/^-/, "");
   const series = useSeries(run.run, [of]);
-  const stars = useStars();
+  const labels = useLabels();
   const label = t("star");
   const columns = names.map(column);
   const width = columns.reduce((sum, one) => sum + one.width, 46);
@@ -129,7 +129,7 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, onArro
   const bar = barFor(series, of);
   const rows = useRef(new WeakMap<Row, VNode>());
   const looks = JSON.stringify([names, sort, place]);
-  useMemo(() => (rows.current = new WeakMap()), [looks, stars, bar === null]);
+  useMemo(() => (rows.current = new WeakMap()), [looks, labels, bar === null]);
   // A window shows more rows than the first page has.
   const ahead = (next: string) =>
     Promise.all([0, PAGE].map((offset) => getJson(rowsAddress(run.run, { ...shown, sort: next }, offset))));
@@ -143,6 +143,7 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, onArro
   };
   const drawRow = (index: number, row: Row | undefined) => {
     if (!row) return <div key={index} class="tr" role="row" data-row={index + 1} aria-rowindex={index + 2} />;
+    const own = labelsOf(labels, run.run, row);
     const chosen = place?.step === row.step && place.sample === row.sample;
     return (
       <div
@@ -158,9 +159,9 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, onArro
         onDblClick={() => openTokens(run.run, row.step, row.sample)}
       >
         <span role="gridcell">
-          <Star run={run.run} row={row} stars={stars} label={label} />
+          <Star run={run.run} row={row} labels={labels} label={label} />
         </span>
-        {columns.map((one) => cell(one, row, one.key === sorted ? bar : null))}
+        {columns.map((one) => cell(one, row, own, one.key === sorted ? bar : null))}
       </div>
     );
   };
@@ -258,7 +259,7 @@ function Head({ columns, sort, ahead }: HeadProps) {
   );
 }
 
-const isText = (key: string): boolean => key === "note" || key === "tools";
+const isText = (key: string): boolean => ["note", "tags", "tools"].includes(key);
 
 type Bar = (value: number) => number;
 
@@ -271,14 +272,14 @@ function barFor(series: Series | null, key: string): Bar | null {
   return high > low ? (value) => Math.min(1, Math.max(0, (value - low) / (high - low))) : null;
 }
 
-function cell({ key, width, grow, cell: content }: Column, row: Row, bar: Bar | null): VNode {
+function cell({ key, width, grow, cell: content }: Column, row: Row, labels: Label[], bar: Bar | null): VNode {
   const style: Record<string, string> = { width: `${width}px`, flexGrow: String(grow ?? 0) };
   const value = bar && statistic(row, key);
   if (bar && typeof value === "number") style["backgroundSize"] = `${(bar(value) * 100).toFixed(1)}% 2px`;
   const text = grow || isText(key);
   return (
     <span key={key} class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
-      {content(row)}
+      {content(row, labels)}
     </span>
   );
 }

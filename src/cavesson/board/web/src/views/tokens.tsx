@@ -13,6 +13,7 @@ import { oneLine, visible } from "../maths/text";
 import { FactList } from "../parts/facts";
 import { Problem } from "../parts/failure";
 import { openTokens } from "../parts/rollout-line";
+import { LabelPanel } from "../parts/labels";
 import { PromptText } from "../parts/prompt";
 import { Siblings } from "../parts/siblings";
 import { Star } from "../parts/star";
@@ -21,7 +22,7 @@ import { useRun, useStep } from "../state/board";
 import { useKeys } from "../state/keys";
 import { currentRoute, patchRoute, useRoute } from "../state/router";
 import { createStore } from "../state/store";
-import { toggleStar, useStars } from "../state/stars";
+import { toggleStar, useLabels } from "../state/labels";
 import { useAfterPaint } from "../tokens/after-paint";
 import { HeatPanel } from "../tokens/heat-panel";
 import { Legend } from "../tokens/legend";
@@ -105,6 +106,7 @@ function Opened({ run, loaded, gamma, seen }: { run: string; loaded: Loaded; gam
   return (
     <>
       <Header run={run} loaded={loaded} />
+      <LabelPanel run={run} row={rollout} />
       <Prompt text={rollout.prompt} length={rollout.prompt_truncated} />
       {byToken && (
         <>
@@ -191,7 +193,7 @@ const notLearned = ({ columns }: Loaded): number =>
 
 function Header({ run, loaded }: { run: string; loaded: Loaded }) {
   const t = useText();
-  const stars = useStars();
+  const labels = useLabels();
   const { rollout, count } = loaded;
   const masked = notLearned(loaded);
   const padding = rollout.tokens?.padding ?? 0;
@@ -205,7 +207,7 @@ function Header({ run, loaded }: { run: string; loaded: Loaded }) {
   ];
   return (
     <div class="bar">
-      <Star run={run} row={rollout} stars={stars} label={t("star")} />
+      <Star run={run} row={rollout} labels={labels} label={t("star")} />
       <h2>
         {t("stepNumber", { step: rollout.step })} · {t("sampleNumber", { sample: rollout.sample })}
       </h2>
