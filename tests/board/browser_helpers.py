@@ -151,8 +151,8 @@ def _tokens(generator: np.random.Generator, ids: list[list[int]], rewards: np.nd
 class BoardProcess:
     """``cavesson board`` as a person starts it; a context manager."""
 
-    def __init__(self, *runs: Path) -> None:
-        flags = ["--port", "0", "--no-browser", "--no-token"]
+    def __init__(self, *runs: Path, port: int = 0) -> None:
+        flags = ["--port", str(port), "--no-browser", "--no-token"]
         command = [sys.executable, "-m", "cavesson", "board", *map(str, runs), *flags]
         # Not a pipe: one that nobody reads is full some day.
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115

@@ -40,7 +40,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
     """Return the size of a run, its columns, and how much of it is indexed.
 
     ``rollouts`` and ``tokens`` are those that were trained on, and ``held_out`` the number of held-out rollouts.
-    ``partial`` is null once everything is indexed.
+    ``partial`` is null once everything is indexed, and ``gone`` says that the folder is no longer there.
     """
     snapshot, partial = run.snapshot(), run.partial(texts=True)
     return {
@@ -55,6 +55,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "held_out": snapshot.count(HELD_OUT),
         "tokens": _tokens(run),
         "live": run.live,
+        "gone": run.gone,
         "columns": {
             "rows": [name for name in snapshot.names if name not in CODED and not name.startswith(("part/", RESCORED))],
             "texts": [name for name in CODED if name in snapshot.names],

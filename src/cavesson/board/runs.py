@@ -138,12 +138,20 @@ class OpenRun:
     @property
     def live(self) -> bool:
         """Whether anything was recorded within the last two minutes."""
+        if self.gone:
+            return False
         folder = local_folder(self.record)
         path = self.folder / "state.json" if folder is None else folder / "record"
         try:
             return time.time() - path.stat().st_mtime < LIVE_SECONDS
         except FileNotFoundError:
             return True
+
+    @property
+    def gone(self) -> bool:
+        """Whether the folder of a run that had begun was deleted, moved or renamed."""
+        folder = local_folder(self.record)
+        return folder is not None and bool(self.record.info) and not folder.exists()
 
     @property
     def problem(self) -> str | None:
@@ -300,11 +308,14 @@ class Board:
         """Return the run with a name, which is opened if it is not open yet.
 
         Raises:
-            NotFoundError: There is no such run.
+            NotFoundError: There is no such run, or its folder is gone.
             UserError: It cannot be opened.
         """
-        if name in self._open:
-            return self._open[name]
+        run = self._open.get(name)
+        if run is not None and run.gone:
+            raise NotFoundError(f"the run {name} is gone: {run.record.folder} was deleted, moved or renamed")
+        if run is not None:
+            return run
         listed = {one.key: one for one in self.listed()}
         if name not in listed:
             near = get_close_matches(name, listed, n=1)

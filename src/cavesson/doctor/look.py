@@ -33,15 +33,18 @@ def look(path: str, file: Path, version: str) -> None:
         file: Path of the findings. If its folder no longer exists, the run was removed, and nothing is written.
         version: A value that changes whenever the record changes.
     """
+    if not file.parent.is_dir():
+        return
     began = time.monotonic()
     data = RunData(cavesson.record.open(path))
     begun = attempts(data.run.storage)
     try:
         diagnosis = diagnose(data, all_rules())
     except UserError:
-        if attempts(data.run.storage) == begun:
+        if file.parent.is_dir() and attempts(data.run.storage) == begun:
             raise
-        return  # the run was resumed meanwhile, which superseded some rollouts: the next look sees what it has now
+        # The run was removed, or resumed, which superseded some rollouts: the next look sees what it has now.
+        return
     seen = Findings(
         run=fingerprint(data.run),
         version=version,

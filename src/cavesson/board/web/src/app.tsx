@@ -2,10 +2,12 @@
 
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { lookAhead } from "./ahead";
-import { Failure } from "./parts/failure";
+import { Failure, useMessage } from "./parts/failure";
 import { Help } from "./parts/help";
 import { Scrubber } from "./parts/scrubber";
 import { TopBar } from "./parts/top-bar";
+import { NO_ANSWER } from "./api/client";
+import { connection } from "./api/live";
 import { inSnapshot } from "./api/snapshot";
 import type { RunSummary } from "./api/types";
 import { language, useText } from "./i18n";
@@ -14,7 +16,7 @@ import { useKeys } from "./state/keys";
 import { whole } from "./maths/format";
 import { parseSides } from "./maths/sides";
 import { theme } from "./state/preferences";
-import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/router";
+import { go, type Route, SHOWN_VIEWS, tabRoute, useRoute, type View } from "./state/router";
 import { useStore } from "./state/store";
 import { visible } from "./maths/text";
 import { PAGES } from "./views/pages";
@@ -64,12 +66,14 @@ function Board() {
   const missing = useMissing(run);
   const sides = parseSides(query["sides"] ?? "").map((side) => side.run);
   const failed = useOpened(view === "runs" ? [] : view === "compare" && sides.length > 0 ? sides : [run.run]);
-  const error = useStore(boardError);
+  const message = useMessage();
+  const refused = useStore(boardError);
+  const error = useStore(connection) === "lost" ? NO_ANSWER : refused;
   const [help, setHelp] = useState(false);
   const heading = [...(view === "runs" ? [] : [run.name]), ...(unknown === undefined ? [t(view)] : [])].join(" · ");
   const title = `${heading} · Cavesson`;
   useLayoutEffect(() => void (document.title = visible(title)), [title]);
-  const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
+  const views = SHOWN_VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
   useKeys({
     ...Object.fromEntries(views),
     "?": () => setHelp(!help),
@@ -91,7 +95,7 @@ function Board() {
         )}
         {error !== null && (
           <div class="banner error" role="alert">
-            {error}
+            {message(error)}
           </div>
         )}
         {run.problem && (
@@ -129,6 +133,7 @@ function useMissing(run: RunSummary): string | null {
   }
   if (asked !== undefined && asked !== run.run) return t("noRun", { run: asked });
   if (run.opened === false) return t("opening");
+  if (run.gone) return t("runGone", { path: visible(run.path) });
   const { steps, partial } = run;
   const indexing = partial && t("partial", { indexed: whole(partial.indexed), of: whole(partial.of) });
   if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))

@@ -16,6 +16,7 @@ import "./style/table.css";
 import "./style/views.css";
 import "./style/tokens.css";
 import "./style/conversation.css";
+import "./style/print.css";
 
 showOnlyVisible();
 applyTheme();

@@ -128,6 +128,9 @@ async function shown(asked: Promise<unknown>[]): Promise<void> {
   await painted();
 }
 
+/** The message of an error, in the place of one in the reader's language. */
+export const NO_ANSWER = "no-answer";
+
 async function request(url: string, init: RequestInit = {}): Promise<Response> {
   if (!CURVES.test(url)) await firstShown;
   let response: Response;
@@ -135,7 +138,7 @@ async function request(url: string, init: RequestInit = {}): Promise<Response> {
   try {
     response = await fetch(url, init);
   } catch {
-    throw new ApiError("The board's server does not answer.", 0);
+    throw new ApiError(NO_ANSWER, 0);
   } finally {
     count(-1);
   }

@@ -3,7 +3,7 @@
 import { address } from "./client";
 import type { LiveEvent } from "./types";
 import { inSnapshot } from "./snapshot";
-import { grow, loadRuns } from "../state/board";
+import { grow, loadRuns, runs } from "../state/board";
 import { createStore } from "../state/store";
 
 type Connection = "off" | "open" | "lost";
@@ -25,7 +25,11 @@ export function follow(): void {
 /** @param after the last message that this page has seen */
 function listen(after: string): void {
   const source = new EventSource(address("events", { after })); // reconnects with Last-Event-ID
-  source.onopen = () => connection.set("open");
+  source.onopen = () => {
+    // What could not be asked for meanwhile is asked for now.
+    if (connection.get() === "lost") for (const { run, opened } of runs.get() ?? []) if (opened !== false) soon(run, false);
+    connection.set("open");
+  };
   source.onerror = () => {
     connection.set("lost");
     if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(after), RETRY_MS);

@@ -1,7 +1,7 @@
 /** Answers inside components: the last one stays in view while the next is on its way. */
 
 import { useLayoutEffect, useState } from "preact/hooks";
-import { getJson } from "./client";
+import { ApiError, getJson } from "./client";
 import { progressOf } from "./progress";
 import { inSnapshot } from "./snapshot";
 
@@ -19,6 +19,9 @@ interface Held<T> {
 
 /** An answer from an index that is being built is asked for again after this pause. */
 const PARTIAL_MS = 1000;
+
+/** So is one that the server did not give, as it was gone. */
+const GONE_MS = 3000;
 
 /**
  * Loads whenever `key` changes; null loads nothing.
@@ -45,9 +48,11 @@ export function useResource<T>(
           hold({ key, data, error: null });
           if (progressOf(data) && !inSnapshot) again = setTimeout(ask, PARTIAL_MS);
         },
-        (error: unknown) =>
-          current &&
-          hold((before) => ({ key, data: before.key === key ? before.data : null, error: messageOf(error) })),
+        (error: unknown) => {
+          if (!current) return;
+          hold((before) => ({ key, data: before.key === key ? before.data : null, error: messageOf(error) }));
+          if (error instanceof ApiError && error.status === 0) again = setTimeout(ask, GONE_MS);
+        },
       );
     ask();
     return () => {

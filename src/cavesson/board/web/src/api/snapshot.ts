@@ -2,6 +2,7 @@
 
 import { ApiError } from "./client";
 import type { Label } from "./types";
+import type { View } from "../state/address";
 
 const ELEMENT = "cavesson-data";
 
@@ -9,13 +10,15 @@ const element = typeof document === "undefined" ? null : document.getElementById
 interface SavedState {
   route: string;
   labels: Record<string, Label[]>;
+  /** those that the answers are for */
+  views: readonly View[];
 }
 
 interface Saved extends SavedState {
   answers: Record<string, unknown>;
 }
 
-const saved: Saved = element ? (JSON.parse(element.textContent!) as Saved) : { answers: {}, route: "", labels: {} };
+const saved: Saved = element ? (JSON.parse(element.textContent!) as Saved) : { answers: {}, route: "", views: [], labels: {} };
 
 /** Whether this page is an exported file, without a server behind it. */
 export const inSnapshot = element !== null;
@@ -49,7 +52,7 @@ function toBase64(bytes: ArrayBuffer): string {
  * The whole HTML file.
  *
  * @param used answers by address
- * @param state where the file opens, and the labels given since the answers came
+ * @param state where the file opens, its views, and the labels given since the answers came
  */
 export async function snapshotPage(used: Map<string, unknown>, state: SavedState): Promise<string> {
   // The libraries for Markdown come before the page, which looks for them when it begins.
@@ -81,3 +84,5 @@ export function inScript(json: string): string {
 export const snapshotRoute = (): string => saved.route;
 
 export const snapshotLabels = (): Record<string, Label[]> => saved.labels;
+
+export const snapshotViews = (): readonly View[] => saved.views;

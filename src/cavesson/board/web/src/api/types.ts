@@ -24,6 +24,8 @@ export interface RunSummary {
   held_out: number;
   tokens: number | null;
   live: boolean;
+  /** its folder was deleted, moved or renamed */
+  gone?: boolean;
   indexed: number;
   partial: Progress | null;
   /** why the index does not grow; null if it does */

@@ -64,9 +64,10 @@ async function saveView(run: string, name: string, rows: Selection | null): Prom
   answers.set("api/runs", runs.get());
   for (const [number, series] of Object.entries(knownSeries())) answers.set(address(`runs/${number}/series`), series);
   const { view } = currentRoute();
+  const views = rows ? [view, "tokens" as const] : [view];
   saveFile(
     `${name}-${view}.html`,
-    await snapshotPage(answers, { route: formatRoute(currentRoute()), labels: changedLabels() }),
+    await snapshotPage(answers, { route: formatRoute(currentRoute()), views, labels: changedLabels() }),
     "text/html",
   );
 }

@@ -1,16 +1,22 @@
+import { NO_ANSWER } from "../api/client";
 import { useText } from "../i18n";
 
-export function Failure({ text }: { text: string }) {
+/** An error as the reader sees it: the server writes sentences, the page itself knows two that it translates. */
+export function useMessage(): (text: string) => string {
   const t = useText();
-  return <p class="failure">{text === "not-exported" ? t("notExported") : text}</p>;
+  return (text) => (text === "not-exported" ? t("notExported") : text === NO_ANSWER ? t("connectionLost") : text);
+}
+
+export function Failure({ text }: { text: string }) {
+  return <p class="failure">{useMessage()(text)}</p>;
 }
 
 /** One line for something that could not be loaded. */
 export function Problem({ text }: { text: string | null }) {
-  const t = useText();
+  const message = useMessage();
   return text === null ? null : (
     <p class="error" role="alert">
-      {text === "not-exported" ? t("notExported") : text}
+      {message(text)}
     </p>
   );
 }

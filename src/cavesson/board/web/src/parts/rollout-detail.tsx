@@ -10,6 +10,7 @@ import { number, percent } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
 import { useLabels } from "../state/labels";
 import { answered, Conversation, SHOWN, turnsOf, useTurnKeys } from "./conversation";
+import { CopyButton } from "./copy-button";
 import { Facts } from "./facts";
 import { Problem } from "./failure";
 import { LabelPanel } from "./labels";
@@ -96,6 +97,7 @@ function Body({ run, rollout, search }: { run: string; rollout: Rollout; search:
             onChoose={(key) => patchRoute({ shown: key === "turns" ? undefined : key }, true)}
           />
         )}
+        <CopyButton text={() => rollout.response} />
         {reference !== null && <Switch name="diff" label={t("difference")} class="quiet" />}
       </h3>
       {compared && reference !== null ? (

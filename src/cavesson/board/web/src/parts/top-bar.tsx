@@ -5,7 +5,7 @@ import { LANGUAGES, type Language, language, useText } from "../i18n";
 import { whole } from "../maths/format";
 import { runs, useRun } from "../state/board";
 import { theme } from "../state/preferences";
-import { patchRoute, type Route, tabRoute, useRoute, VIEWS } from "../state/router";
+import { patchRoute, type Route, SHOWN_VIEWS, tabRoute, useRoute } from "../state/router";
 import { useStore } from "../state/store";
 import { ExportMenu } from "./export-menu";
 import { Link } from "./link";
@@ -37,7 +37,7 @@ export function TopBar({ heading, onHelp, onPoint }: Props) {
       </Link>
       {view !== "runs" && <RunChoice />}
       <nav class="tabs">
-        {VIEWS.filter((name) => name !== "runs" || several).map((name) => (
+        {SHOWN_VIEWS.filter((name) => name !== "runs" || several).map((name) => (
           <Link key={name} to={tabRoute(name)} current={name === view && unknown === undefined} onPoint={onPoint}>
             {t(name)}
           </Link>

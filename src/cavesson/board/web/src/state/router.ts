@@ -3,11 +3,14 @@
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
 import { beginView } from "../api/client";
-import { inSnapshot } from "../api/snapshot";
-import { formatRoute, parseRoute, type Patch, patched, type Query, type Route, type View } from "./address";
+import { inSnapshot, snapshotViews } from "../api/snapshot";
+import { formatRoute, parseRoute, type Patch, patched, type Query, type Route, type View, VIEWS } from "./address";
 import { createStore, useStore } from "./store";
 
-export { formatRoute, parseRoute, type Query, type Route, type View, VIEWS } from "./address";
+export { formatRoute, parseRoute, type Query, type Route, type View } from "./address";
+
+/** The views that there are tabs for: an exported page has only its own. */
+export const SHOWN_VIEWS = inSnapshot ? snapshotViews() : VIEWS;
 
 // A file opened from disk may not change its path, so an exported page keeps its route behind the #.
 const current = (): string => (inSnapshot ? location.hash.slice(1) : location.pathname + location.search);

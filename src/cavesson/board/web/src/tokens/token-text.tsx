@@ -25,7 +25,9 @@ interface Props {
 
 const TEXT_HEIGHT = 27;
 const STRIPE = 4;
-const MAX_LINES = 15;
+/** The box has at least so many lines, and this share of the window. */
+const LEAST_LINES = 15;
+const SHARE = 0.6;
 /** Of a long response so many units come first: more than fits into the box. */
 const FIRST = 2000;
 /** what the box around the lines takes, and what it leaves above the first */
@@ -59,7 +61,8 @@ export function TokenText({ loaded, shown, looked }: Props) {
     const units = whole ? loaded.units : loaded.units.slice(0, FIRST);
     return width > 0 ? breakLines(units, width - INSET, measure, new Set(turns.keys())) : [];
   }, [loaded, width, whole, measure, turns]);
-  const height = Math.max(lineHeight + 20, Math.min(lines.length, MAX_LINES) * lineHeight + 16);
+  const most = Math.max(LEAST_LINES, Math.floor((useWindowHeight() * SHARE) / lineHeight));
+  const height = Math.max(lineHeight + 20, Math.min(lines.length, most) * lineHeight + 16);
   const draw = useMemo(
     () =>
       remembering((index) => (
@@ -84,6 +87,7 @@ export function TokenText({ loaded, shown, looked }: Props) {
         ref={box}
         onMouseOver={(event) => point(looked, tokenAt(event))}
         onMouseLeave={() => point(looked, null)}
+        onCopy={(event) => copySelected(event, loaded)}
         onClick={(event) => looked.set({ ...looked.get(), pinned: tokenAt(event) })}
       >
         {width > 0 && (
@@ -99,7 +103,7 @@ export function TokenText({ loaded, shown, looked }: Props) {
           />
         )}
       </div>
-      {lines.length > MAX_LINES && (
+      {lines.length > most && (
         <Minimap
           lines={lines}
           units={loaded.units}
@@ -111,6 +115,38 @@ export function TokenText({ loaded, shown, looked }: Props) {
       )}
     </div>
   );
+}
+
+/** Copies the text of the selected tokens as it was recorded, without line breaks of the page and names of turns. */
+function copySelected(event: ClipboardEvent & { currentTarget: HTMLElement }, { units, unitOf }: Tokens): void {
+  const selected = getSelection();
+  if (!selected || selected.isCollapsed) return;
+  const shown = textsByToken(event.currentTarget);
+  const copied = textsByToken(selected.getRangeAt(0).cloneContents());
+  if (copied.size === 0) return; // within one token
+  const text = [...copied].map(([token, part]) => (part === shown.get(token) ? units[unitOf[token]!]!.text : part));
+  event.clipboardData!.setData("text/plain", text.join(""));
+  event.preventDefault();
+}
+
+/** What is shown of each token, by its first; it may be on two lines. */
+function textsByToken(place: ParentNode): Map<number, string> {
+  const found = new Map<number, string>();
+  for (const one of place.querySelectorAll<HTMLElement>("[data-token]")) {
+    const token = Number(one.dataset["token"]);
+    found.set(token, (found.get(token) ?? "") + one.textContent);
+  }
+  return found;
+}
+
+function useWindowHeight(): number {
+  const [height, setHeight] = useState(innerHeight);
+  useLayoutEffect(() => {
+    const resized = (): void => setHeight(innerHeight);
+    addEventListener("resize", resized);
+    return () => removeEventListener("resize", resized);
+  }, []);
+  return height;
 }
 
 function useWidth(box: { current: HTMLElement | null }): number {

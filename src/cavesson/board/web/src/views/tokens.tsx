@@ -10,6 +10,7 @@ import { number, whole } from "../maths/format";
 import { available } from "../maths/metrics";
 import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
+import { CopyButton } from "../parts/copy-button";
 import { FactList } from "../parts/facts";
 import { Problem } from "../parts/failure";
 import { openTokens } from "../parts/rollout-line";
@@ -214,6 +215,7 @@ function Header({ run, loaded }: { run: string; loaded: Loaded }) {
       <Neighbour run={run} place={rollout.previous ?? null} sign="‹" title={t("previousRow")} />
       <Neighbour run={run} place={rollout.next ?? null} sign="›" title={t("nextRow")} />
       <FactList facts={facts} />
+      <CopyButton text={() => loaded.units.map(({ text }) => text).join("")} />
       <span class="space" />
       <Siblings run={run} rollout={rollout} />
     </div>
