@@ -3,10 +3,11 @@
 import os
 import re
 
-import cavesson
 import pytest
 from browser_helpers import VIEWS, BoardProcess, opened, parsed, record_run, settle
 from playwright.sync_api import expect
+
+import cavesson
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from board_helpers import board_of, client_of
+from board_helpers import ask, board_of, client_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import new_run, record, text_of
@@ -61,6 +61,19 @@ def test_pages_put_together_are_the_whole(client):
     pages = [get(client, "rows", sort="-reward", offset=offset, limit=7) for offset in range(0, 105, 7)]
     assert [key for page in pages for key in keys(page["rows"])] == whole
     assert get(client, "rows", offset=10_000)["rows"] == []
+
+
+@pytest.mark.parametrize("asked", [{}, {"filter": "reward > 0"}, {"steps": "3-7"}, {"q": "the"}])
+@pytest.mark.parametrize("sort", ["step", "reward", "-reward"])
+def test_a_rollout_is_found_at_its_place_in_the_order(client, sort, asked):
+    shown = keys(ask(client, sort=sort, **asked)["rows"])
+    assert len(shown) > 8
+    for place, (step, sample) in [*enumerate(shown)][::5]:
+        assert get(client, "rows", sort=sort, **asked, at=f"{step}.{sample}", limit=1)["place"] == place
+    assert get(client, "rows", sort=sort, **asked, at="99.0")["place"] is None
+    others = {(step, sample) for step in range(12) for sample in range(8)} - {*shown}
+    for step, sample in sorted(others)[:5]:
+        assert get(client, "rows", sort=sort, **asked, at=f"{step}.{sample}")["place"] is None
 
 
 def test_filter_steps_and_text_together(client, table):

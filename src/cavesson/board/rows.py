@@ -9,7 +9,7 @@ from pydantic import Field
 from cavesson.board.excerpts import LENGTH, excerpts
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.search import matching
-from cavesson.board.selection import Page, Selection, order_of, page_of
+from cavesson.board.selection import Order, Page, Selection, order_of, page_of, place_of, step_of
 from cavesson.index.columns import CODED, Array
 from cavesson.index.prompt_ids import ids_of
 from cavesson.index.snapshot import Snapshot
@@ -19,15 +19,21 @@ from cavesson.record.splits import OTHER
 class RowsQuery(Selection, Page):
     sort: str = Field("step", max_length=200)
     """Column to sort by; with - in front the largest first."""
+    at: str = Field("", pattern=r"^([0-9]{1,9}\.-?[0-9]{1,9})?$")
+    """Step and sample of a rollout, such as 3.17: ``place`` is its place among the selected ones, from 0."""
 
 
 def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
-    """Return one page of the selected rollouts; without any, ``left_out`` says how many of the other split match."""
+    """Return one page of the selected rollouts; without any, ``left_out`` says how many of the other split match.
+
+    ``place`` is that of the rollout ``at``; null if it is not among them.
+    """
     run = board.run(query.run)
     snapshot = run.snapshot()
     if not snapshot.rows:
         most = snapshot.state.recorded
         empty: dict[str, Any] = {"total": 0, "split": query.splits, "left_out": 0, "offset": 0, "rows": []}
+        empty |= {"place": None}
         return empty | {"at_most": most > 0, "most": most, "stopped": None}
     order = order_of(run, snapshot, query.sort)
     found = matching(run, snapshot, query, order, enough=query.offset + query.limit)
@@ -40,8 +46,17 @@ def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
         "most": total if found.most is None else found.most,
         "stopped": found.stopped,
         "offset": query.offset,
+        "place": _place(run, snapshot, query, order, found.mask),
         "rows": lines(run, snapshot, page, query),
     }
+
+
+def _place(run: OpenRun, snapshot: Snapshot, query: RowsQuery, order: Order, mask: Array | None) -> int | None:
+    if not query.at:
+        return None
+    step, sample = map(int, query.at.split("."))
+    rows = step_of(run, snapshot, step, query.splits).rows
+    return place_of(order, mask, rows[snapshot.raw("sample")[rows] == sample])
 
 
 def _left_out(run: OpenRun, snapshot: Snapshot, query: RowsQuery) -> int:

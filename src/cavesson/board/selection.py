@@ -148,10 +148,10 @@ class Step(NamedTuple):
     behind: int | None
 
 
-def step_of(run: OpenRun, snapshot: Snapshot, step: int, split: Split) -> Step:
+def step_of(run: OpenRun, snapshot: Snapshot, step: int, split: Split | None) -> Step:
     """Return the rows of a step and split and their neighbours in the order of step and sample.
 
-    Neighbours are of the same split; superseded rows are left out.
+    Neighbours are of the same split, or of any if it is None; superseded rows are left out.
     """
     if not snapshot.rows:
         return Step(np.empty(0, np.int64), None, None)
@@ -201,6 +201,18 @@ def page_of(order: Order, mask: Array | None, offset: int, limit: int) -> tuple[
         return total, _matching(chunks, mask, offset, stop)
     backwards = [chunk[::-1] for chunk in reversed(chunks)]
     return total, _matching(backwards, mask, total - stop, total - offset)[::-1]
+
+
+def place_of(order: Order, mask: Array | None, rows: Array) -> int | None:
+    """Return how many rows that ``mask`` keeps come before the first of ``rows``; None if it keeps none of them."""
+    before = 0
+    for chunk in order.chunks():
+        kept = chunk if mask is None else chunk[mask[chunk]]
+        found = np.flatnonzero(np.isin(kept, rows))
+        if len(found):
+            return before + int(found[0])
+        before += len(kept)
+    return None
 
 
 def first_of(order: Order, mask: Array, limit: int) -> Array:

@@ -11,12 +11,12 @@ import { connection } from "./api/live";
 import { inSnapshot } from "./api/snapshot";
 import type { RunSummary } from "./api/types";
 import { language, useText } from "./i18n";
-import { boardError, moveStep, runs, selectStep, useOpened, useRun } from "./state/board";
+import { boardError, moveStep, runs, selectStep, useOpened, useRun, viewRoute } from "./state/board";
 import { useKeys } from "./state/keys";
 import { whole } from "./maths/format";
 import { parseSides } from "./maths/sides";
 import { theme } from "./state/preferences";
-import { go, type Route, SHOWN_VIEWS, tabRoute, useRoute, type View } from "./state/router";
+import { go, type Route, SHOWN_VIEWS, useRoute, type View } from "./state/router";
 import { useStore } from "./state/store";
 import { visible } from "./maths/text";
 import { PAGES } from "./views/pages";
@@ -73,7 +73,7 @@ function Board() {
   const heading = [...(view === "runs" ? [] : [run.name]), ...(unknown === undefined ? [t(view)] : [])].join(" · ");
   const title = `${heading} · Cavesson`;
   useLayoutEffect(() => void (document.title = visible(title)), [title]);
-  const views = SHOWN_VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
+  const views = SHOWN_VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name, run)] as const);
   useKeys({
     ...Object.fromEntries(views),
     "?": () => setHelp(!help),
@@ -142,7 +142,7 @@ function useMissing(run: RunSummary): string | null {
   return indexing ?? t(steps ? "noRollouts" : "nothingYet");
 }
 
-function show(view: View): void {
-  const route = tabRoute(view);
+function show(view: View, run: RunSummary): void {
+  const route = viewRoute(view, run);
   go(route.view, route.query);
 }

@@ -27,7 +27,8 @@ function listen(after: string): void {
   const source = new EventSource(address("events", { after })); // reconnects with Last-Event-ID
   source.onopen = () => {
     // What could not be asked for meanwhile is asked for now.
-    if (connection.get() === "lost") for (const { run, opened } of runs.get() ?? []) if (opened !== false) soon(run, false);
+    if (connection.get() === "lost")
+      for (const { run, opened } of runs.get() ?? []) if (opened !== false) soon(run, false);
     connection.set("open");
   };
   source.onerror = () => {

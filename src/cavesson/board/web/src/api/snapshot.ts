@@ -18,7 +18,9 @@ interface Saved extends SavedState {
   answers: Record<string, unknown>;
 }
 
-const saved: Saved = element ? (JSON.parse(element.textContent!) as Saved) : { answers: {}, route: "", views: [], labels: {} };
+const saved: Saved = element
+  ? (JSON.parse(element.textContent!) as Saved)
+  : { answers: {}, route: "", views: [], labels: {} };
 
 /** Whether this page is an exported file, without a server behind it. */
 export const inSnapshot = element !== null;

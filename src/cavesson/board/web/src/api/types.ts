@@ -180,6 +180,8 @@ export interface Row {
 }
 
 export interface Rows {
+  /** of the rollout that was asked for; null if it is not among them */
+  place?: number | null;
   /** how many there are; while hits are being verified, how many are so far */
   total: number;
   /** hits are still being verified */

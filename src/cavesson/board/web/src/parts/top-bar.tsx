@@ -3,9 +3,9 @@ import { connection } from "../api/live";
 import { inSnapshot } from "../api/snapshot";
 import { LANGUAGES, type Language, language, useText } from "../i18n";
 import { whole } from "../maths/format";
-import { runs, useRun } from "../state/board";
+import { runs, useRun, viewRoute } from "../state/board";
 import { theme } from "../state/preferences";
-import { patchRoute, type Route, SHOWN_VIEWS, tabRoute, useRoute } from "../state/router";
+import { patchRoute, type Route, SHOWN_VIEWS, useRoute } from "../state/router";
 import { useStore } from "../state/store";
 import { ExportMenu } from "./export-menu";
 import { Link } from "./link";
@@ -38,7 +38,7 @@ export function TopBar({ heading, onHelp, onPoint }: Props) {
       {view !== "runs" && <RunChoice />}
       <nav class="tabs">
         {SHOWN_VIEWS.filter((name) => name !== "runs" || several).map((name) => (
-          <Link key={name} to={tabRoute(name)} current={name === view && unknown === undefined} onPoint={onPoint}>
+          <Link key={name} to={viewRoute(name, run)} current={name === view && unknown === undefined} onPoint={onPoint}>
             {t(name)}
           </Link>
         ))}

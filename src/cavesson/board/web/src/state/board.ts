@@ -5,7 +5,7 @@ import type { RunSummary } from "../api/types";
 import { useEffect, useState } from "preact/hooks";
 import { address } from "../api/client";
 import { inSnapshot } from "../api/snapshot";
-import { currentRoute, patchRoute, useRoute } from "./router";
+import { currentRoute, patchRoute, type Route, tabRoute, useRoute, type View } from "./router";
 import { neighbour, pairs } from "../maths/series";
 import { growSeries, knownSeries } from "./series";
 import { createStore, useStore } from "./store";
@@ -90,6 +90,16 @@ const newestStep = (run: RunSummary): number => run.newest ?? run.steps?.[1] ?? 
 
 export function selectStep(step: number | undefined): void {
   patchRoute({ step, sample: undefined, from: undefined, read: undefined }, true);
+}
+
+/** What a reader has chosen on *Responses*. */
+const CHOICES = ["sort", "scope", "steps", "filter", "q", "starred", "at"];
+
+/** Where a view's tab leads: to the newest responses of a run in training, the best first, until others were chosen. */
+export function viewRoute(view: View, run: RunSummary): Route {
+  const { query } = tabRoute(view);
+  const newest = view === "responses" && run.live && !CHOICES.some((key) => key in query);
+  return { view, query: newest ? { ...query, scope: "step", sort: "-reward" } : query };
 }
 
 /** Moves to the next or previous recorded step. */

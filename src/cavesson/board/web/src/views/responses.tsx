@@ -10,9 +10,10 @@ import { openTokens, tokensRoute } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
 import { Star } from "../parts/star";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
-import { getJson, onRest } from "../api/client";
+import { address, getJson, onRest } from "../api/client";
+import { useResource } from "../api/resource";
 import { rolloutAddress } from "../api/tokens";
-import type { Label, RolloutKey, Row, RunSummary, Series } from "../api/types";
+import type { Label, RolloutKey, Row, Rows, RunSummary, Series } from "../api/types";
 import { useText } from "../i18n";
 import { useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
@@ -41,6 +42,10 @@ export function Responses() {
     query["columns"]?.split(",") ?? (place ? fewColumns(query["sort"]) : usualColumns(run, query["sort"], innerWidth));
   const [index, setIndex] = useState<number | null>(null);
   const list = useRef<ListHandle>(null);
+  useOpenedAt(run.run, place, rows, pages, (at) => {
+    setIndex(at);
+    list.current?.reveal(at);
+  });
 
   const choose = (at: number): void => {
     const row = pages.row(at);
@@ -103,6 +108,22 @@ export function Responses() {
       </div>
     </main>
   );
+}
+
+/** Finds the rollout that the address names when the view is opened, once its place among the rows is certain. */
+function useOpenedAt(
+  run: string,
+  place: RolloutKey | null,
+  rows: Selection,
+  pages: RowPages,
+  show: (index: number) => void,
+): void {
+  const [at] = useState(place && `${place.step}.${place.sample}`);
+  const [asked] = useState(JSON.stringify(rows));
+  const certain = !pages.loading && pages.most <= pages.total && asked === JSON.stringify(rows);
+  const url = at && certain ? address(`runs/${run}/rows`, { ...rows, at, limit: 1 }) : null;
+  const found = useResource<Rows>(url).data?.place ?? null;
+  useLayoutEffect(() => void (found !== null && show(found)), [found]);
 }
 
 interface TableProps {
