@@ -52,7 +52,7 @@ def test_the_page_says_that_the_server_is_gone_and_continues_once_it_is_back(bro
 def test_a_run_whose_folder_is_gone_says_so(browser, tmp_path):
     run = record_run(tmp_path / "run", steps=2)
     with BoardProcess(run) as board, opened(browser, board.address, forgiven="status of 404") as page:
-        wait_for(lambda: board.json("api/runs/0/findings") is not None)
+        wait_for(lambda: board.json("api/runs/run/findings") is not None)
         assert board.json("api/runs")[0]["gone"] is False
         shutil.move(run, tmp_path / "elsewhere")
         for language in LANGUAGES:
