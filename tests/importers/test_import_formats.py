@@ -247,7 +247,8 @@ def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
             "has no .jsonl, .parquet or .table.json files: it holds 1 .json file\nwrite a/log.json as JSON",
         ),
         ("log.tar.gz", "", "it holds 1 .gz file\nunpack log.tar.gz"),
-        ("rollout_1.pt", "", "it holds 1 .pt file\nrollout_1.pt can execute code when it is read"),
+        ("rollout_1.pkl", "", "it holds 1 .pkl file\nrollout_1.pkl can execute code when it is read"),
+        ("rollout_1.pt", "", "rollout_1.pt cannot be read: File is not a zip file; write its rollouts as JSON Lines"),
         ("readme.txt", "", "has no .jsonl, .parquet or .table.json files: it holds 1 .txt file"),
     ],
 )

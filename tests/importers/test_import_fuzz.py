@@ -71,6 +71,30 @@ GOOD: dict[str, dict[str, Any]] = {
     "areal": {
         "task_id": 1, "prompt": "p", "completion": "r", "reward": 1.5, "head_version": 2, "tail_version": 3,
     },
+    "art": {
+        "trajectories": [{
+            "reward": 1.5, "metrics": {"f": 1.0}, "metadata": {"id": "m"}, "tools": None, "logs": ["l"],
+            "messages_and_choices": [
+                {"role": "user", "content": "p"},
+                {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "r"},
+                 "logprobs": {"content": [{"token": "token_id:2", "logprob": -1.0}]}},
+            ],
+        }],
+        "step": 3,
+    },
+    "slime": {
+        "rollout_id": 3, "prompt": "p", "response": "r", "tokens": [1, 2, 3], "response_length": 2, "reward": 1.5,
+        "loss_mask": [1, 0], "rollout_log_probs": [-1.0, 0.0], "status": "truncated", "label": "g", "metadata": {},
+        "weight_versions": ["2"], "remove_sample": False,
+    },
+    "inspect": {
+        "id": 1, "epoch": 1, "input": "p", "target": "g", "scores": {"f": {"value": "C", "explanation": "e"}},
+        "messages": [{"role": "user", "content": "p", "source": "input"}, {"role": "assistant", "content": "r"}],
+        "output": {"model": "m", "completion": "r", "choices": [
+            {"message": {"role": "assistant", "content": "r"}, "stop_reason": "stop",
+             "logprobs": {"content": [{"token": "r", "logprob": -1.5}]}},
+        ]},
+    },
     "open-instruct": {
         "step": 3, "prompt_tokens": [1], "response_tokens": [2, 3], "reward": 1.5, "advantage": 0.5,
         "finish_reason": "stop", "logprobs": [-1.0, -2.0],
@@ -176,7 +200,7 @@ def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes
     read = sum(1 for i, content in enumerate(given, start=1) if content.strip() and i not in rejected)
     table = cavesson.open(run).rows(["step", "sample", "prompt", "response", "reward"])
     assert table.num_rows == report.rollouts
-    assert report.rollouts >= 2 and (report.rollouts == read or report.format in ("prime-rl", "trl", "plain"))
+    assert report.rollouts >= 2 and (report.rollouts == read or report.format in ("art", "prime-rl", "trl", "plain"))
     keys = list(zip(table["step"].to_pylist(), table["sample"].to_pylist(), strict=True))
     assert len(set(keys)) == len(keys)
     for step in set(table["step"].to_pylist()):

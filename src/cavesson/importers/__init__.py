@@ -7,6 +7,8 @@ from pathlib import Path
 from cavesson.errors import UserError
 from cavesson.importers import (
     areal,
+    art,
+    inspect_log,
     nemo_rl,
     open_instruct,
     openenv,
@@ -15,6 +17,7 @@ from cavesson.importers import (
     prime_rl,
     rl_logging_board,
     skyrl,
+    slime,
     trl,
     verl,
 )
@@ -34,6 +37,9 @@ FORMATS: dict[str, Format] = {
         prime_rl.FORMAT,
         skyrl.FORMAT,
         areal.FORMAT,
+        art.FORMAT,
+        slime.FORMAT,
+        inspect_log.FORMAT,
         openenv.FORMAT,
         open_instruct.FORMAT,
         plain.FORMAT,

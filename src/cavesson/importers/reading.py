@@ -14,6 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cavesson.importers.archives import ARCHIVES, archive_rows
 from cavesson.importers.rollout import NO_NAMES, Broken, Names
 
 BUFFER = 1 << 20
@@ -23,6 +24,8 @@ LONGEST = 32 << 20
 REMEMBERED = 1024
 """Bytes before the place from which a file is read on; where they are others, the file was written anew."""
 WANDB_TABLE = ".table.json"
+TABLES = (".parquet", WANDB_TABLE, *ARCHIVES)
+"""Ends of the names of files that are read as a whole."""
 SEALED = {".zst": "zstd", ".gz": "gzip"}
 """Ends the name of a file of lines once nothing is added to it any more and it was compressed."""
 _PAIR = re.compile(rb'"\s*:')
@@ -76,7 +79,7 @@ class File:
 
     @property
     def is_table(self) -> bool:
-        return self.path.name.endswith((".parquet", WANDB_TABLE))
+        return self.path.name.endswith(TABLES)
 
     def parts(self, size: int) -> Iterator["File"]:
         """Yield parts of about ``size`` bytes of a file of lines, which can be read separately."""
@@ -142,7 +145,7 @@ class File:
         if self._done:
             return
         try:
-            rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else wandb_rows(self.path)
+            rows = _rows_of(self.path)
             for row in islice(rows, self._line, None):  # a table that could not be read to its end is tried again
                 self._line += 1
                 yield Record(self._line, 0, 0, *((None, row) if isinstance(row, str) else (row,)))
@@ -230,6 +233,12 @@ def _skip(file: BinaryIO, size: int) -> None:
     """Skip the first ``size`` bytes of a file that does not support seeking."""
     while size and (part := file.read(min(size, BUFFER))):
         size -= len(part)
+
+
+def _rows_of(path: Path) -> Iterator[dict[str, Any] | str]:
+    if path.suffix in ARCHIVES:
+        return archive_rows(path)
+    return _parquet_rows(path) if path.suffix == ".parquet" else wandb_rows(path)
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any] | str]:

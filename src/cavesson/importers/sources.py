@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
-from cavesson.importers.reading import WANDB_TABLE, File, Record, in_order, parse, unsealed, wandb_rows
+from cavesson.importers.reading import TABLES, WANDB_TABLE, File, Record, in_order, parse, unsealed, wandb_rows
 from cavesson.importers.rollout import Broken, Format, Names
 from cavesson.importers.steps import run_of, step_in_names
 from cavesson.importers.unknown import holding, unknown
@@ -18,7 +18,7 @@ from cavesson.text.counting import counted, some_of
 MAX_RANK = 9999
 MAX_PROCESSES = 2**15
 """More files than that are not one per process."""
-RECORDS = (".jsonl", ".parquet", WANDB_TABLE)
+RECORDS = (".jsonl", *TABLES)
 """Ends of the names of files that can be read."""
 LOOK_AT = 20
 """Records of a file that show what it has, unless the first ones are large."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cavesson.importers.archives import ARCHIVES, EVAL, archive_rows
 from cavesson.importers.rollout import Format
 from cavesson.importers.steps import STEP_COLUMNS
 
@@ -20,11 +21,19 @@ USUAL = {
 }  # fmt: skip
 """Usual names of what a rollout needs; with them, a mapping can be proposed."""
 _INSTEAD = {
-    (".pt", ".pth", ".pkl", ".pickle"): "{} can execute code when it is read: write its rollouts as JSON Lines",
+    (".pth", ".pkl", ".pickle"): "{} can execute code when it is read: write its rollouts as JSON Lines",
     (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz"): "unpack {}",
-    (".json", ".csv", ".tsv", ".npy", ".npz", ".arrow", ".html", ".db"): "write {} as JSON Lines",
+    (".db",): "a database, such as trackio's, is not read: write the table with the responses in {} as JSON Lines",
+    (".json", ".csv", ".tsv", ".npy", ".npz", ".arrow", ".html"): "write {} as JSON Lines",
 }
 _COLUMNS = 12
+_WITHOUT_TEXTS = {
+    frozenset({"schema_version", "iteration", "group_idx", "traj_idx", "total_reward", "steps"}): (
+        "these are the rollout summaries of tinker-cookbook, which have rewards and lengths but no prompts and no "
+        "responses; record its trajectories with cavesson.Recorder, and read its metrics.jsonl with --metrics"
+    ),
+}
+"""Keys of records in which tools write no texts → what is said of them."""
 
 
 def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | None], known: Iterable[Format]) -> str:
@@ -36,14 +45,28 @@ def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | N
         return _nothing_to_read(source, [*files])
     holds = f" ({holding(files)})" if source.is_dir() else ""
     objects = {path: record for path, record in firsts.items() if record}
+    if not objects and (path := next((path for path in firsts if path.suffix in ARCHIVES), None)):
+        name = path.relative_to(source) if source.is_dir() else "it"
+        return f"{source} is not in a known format{holds}: {name} cannot be read: {_why_not(path)}"
     if not objects:
         first = next(iter(firsts)).name if source.is_dir() else "it"
         begins = f"{first} does not begin with a JSON object on one line, nor with the rows of a table"
         return f"{source} is not in a known format{holds}: {begins}"
     path, record = max(objects.items(), key=lambda one: len(_proposed(one[1])))
+    for keys, why in _WITHOUT_TEXTS.items():
+        if keys <= record.keys():
+            return f"{source} cannot be imported{holds}: {why}"
     name = path.relative_to(source) if source.is_dir() else "it"
     columns = ", ".join([*map(str, list(record)[:_COLUMNS]), *["…"][: len(record) > _COLUMNS]])
     return f"{source} is not in a known format{holds}: {name} has the columns {columns}\n{_way_out(record, known)}"
+
+
+def _why_not(archive: Path) -> str:
+    try:
+        return "it holds no samples" if next(archive_rows(archive), None) is None else "its samples are not objects"
+    except (ValueError, OSError) as error:
+        instead = "" if archive.suffix == EVAL else "; write its rollouts as JSON Lines"
+        return f"{error}{instead}"
 
 
 def holding(files: Iterable[Path]) -> str:
