@@ -67,7 +67,7 @@ export function PromptResponses({ run, prompt }: { run: string; prompt: PromptPa
       <table class="plain prompt-responses">
         <thead>
           <tr>
-            <th />
+            <td />
             <th class="number">{t("reward")}</th>
             <th class="number wide">{t("lengthName")}</th>
             <th>{t("response")}</th>

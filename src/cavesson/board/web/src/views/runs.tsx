@@ -123,7 +123,7 @@ function Head({ sort }: { sort: string }) {
   return (
     <thead>
       <tr>
-        <th />
+        <td />
         {COLUMNS.map(([name, key]) => (
           <th key={key} aria-sort={name === by ? (down ? "descending" : "ascending") : undefined}>
             {name === null ? (
