@@ -22,6 +22,7 @@ from cavesson.board import (
     series,
     similar,
     sql,
+    statistics,
     table,
     tools,
 )
@@ -63,6 +64,9 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/tokens", rollout.tokens, rollout.RolloutQuery, BINARY),
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
     Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection, made_from="numbers"),
+    Endpoint(
+        "GET", "/api/runs/{run}/statistics", statistics.statistics, statistics.StatisticsQuery, made_from="numbers"
+    ),
     Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/groups/{step}/{sample}", group.group, rollout.RolloutQuery, made_from="numbers"),
     Endpoint("GET", "/api/runs/{run}/tools", tools.tools, tools.ToolsQuery, made_from="numbers"),

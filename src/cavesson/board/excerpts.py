@@ -34,7 +34,7 @@ def excerpts(
 
     ``responses`` are the beginnings of their responses, and ``turns`` those of ``read_turns``.
     """
-    if query is None or not query.text:
+    if query is None or not query.text or query.within != "response":
         return [Excerpt(text[:LENGTH], 0, None) for text in responses]
     found = _in_turns(run, turns, query)
     cut = [place for place, text in enumerate(responses) if len(text) == STORED and place not in found]

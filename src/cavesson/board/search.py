@@ -49,7 +49,7 @@ def matching(
     mask = selected(run, snapshot, query)
     # What is not indexed yet can match as well.
     later = max(0, snapshot.state.recorded - snapshot.rows)
-    if not query.text:
+    if not query.text or query.within != "response":
         return Matching(mask, _count(mask, snapshot) + later if later else None)
     key = (query.text, query.regex)
     search = run.cache.latest("search", key, lambda old: _search(old, run, snapshot, *key))

@@ -1,10 +1,12 @@
 """The rollouts that a request selects, and their order."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from cavesson.board.expressions import compiled
 from cavesson.board.names import MAX_NAME
 from cavesson.board.runs import OpenRun, reading
 from cavesson.errors import UserError
@@ -12,6 +14,7 @@ from cavesson.index.columns import Array
 from cavesson.index.filters import matches, names_in
 from cavesson.index.labels import LABELS, LabelColumns
 from cavesson.index.orders import order, places
+from cavesson.index.row_texts import RecordedTexts
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
 
@@ -64,6 +67,8 @@ class Selection(SplitQuery):
     """Text that the response contains, ignoring case; or a regular expression."""
     regex: bool = False
     """Whether q is a regular expression (RE2)."""
+    within: Literal["response", "prompt", "ground_truth", "reasons"] = "response"
+    """Where q is searched for: in responses and their turns, in prompts, right answers, or reasons of rewards."""
     starred: bool = False
     """Only rollouts with a star."""
 
@@ -90,28 +95,53 @@ def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None
     by_labels = not names_in(query.filter).isdisjoint(LABELS)
     version = run.labels.version() if by_labels else None
     key = (snapshot.state.rows, snapshot.state.dead, version, query.splits, query.steps, query.filter)
-    mask = run.cache.get("selected", key, lambda: _mask(run, snapshot, *key[3:]), most=4)
+    mask = run.cache.get("selected", key, lambda: _mask(run, snapshot, query), most=4)
+    if query.text and query.within != "response":
+        mask = both(mask, _within(run, snapshot, query))
     if query.starred:
         mask = both(mask, LabelColumns(snapshot, run.labels.all()).flag("starred"))
     return mask
 
 
-def _mask(
-    run: OpenRun, snapshot: Snapshot, split: Split | None, steps: tuple[int, int] | None, text: str
-) -> Array | None:
-    mask = snapshot.of(split)
-    if steps is not None:
-        step = snapshot.raw("step") if snapshot.rows else np.empty(0)
-        mask = both(mask, (step >= steps[0]) & (step <= steps[1]))
-    if text.strip():
+def _mask(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
+    mask = base(snapshot, query)
+    if query.filter.strip():
         with reading():
-            rows = None if mask is None or steps is None else np.flatnonzero(mask)
-            found = matches(text, snapshot, run.record, rows, run.labels.all())
+            rows = None if mask is None or query.steps is None else np.flatnonzero(mask)
+            found = matches(query.filter, snapshot, run.record, rows, run.labels.all())
         if rows is None:
             return both(mask, found)
         mask = np.zeros(snapshot.rows, np.bool_)
         mask[rows[found]] = True
     return mask
+
+
+def _within(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array:
+    """Return [rows] which rows of the splits and steps have a text in what is recorded with their responses."""
+    key = (snapshot.state.rows, snapshot.state.dead, query.splits, query.steps, query.text, query.regex, query.within)
+    return run.cache.get("within", key, lambda: _reading_within(run, snapshot, query), most=4)
+
+
+def _reading_within(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array:
+    pattern = compiled(query.text, query.regex)
+    mask = base(snapshot, query)
+    rows = np.arange(snapshot.rows) if mask is None else np.flatnonzero(mask)
+    found = np.zeros(snapshot.rows, np.bool_)
+    texts = RecordedTexts(snapshot, run.record, rows)
+    with reading():
+        found[rows] = texts.where(
+            query.within, [], lambda some: pc.match_substring_regex(some, pattern), narrow=False, only=None
+        )
+    return found
+
+
+def base(snapshot: Snapshot, query: Selection) -> Array | None:
+    """Return [rows] which rows are of the splits and steps of a selection, whatever it asks of them; None means all."""
+    mask = snapshot.of(query.splits)
+    if query.steps is None:
+        return mask
+    step = snapshot.raw("step") if snapshot.rows else np.empty(0)
+    return both(mask, (step >= query.steps[0]) & (step <= query.steps[1]))
 
 
 def both(first: Array | None, second: Array) -> Array:

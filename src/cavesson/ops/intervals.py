@@ -4,6 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev, variance
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,32 @@ def change(values: Sequence[float]) -> Interval:
         return around(difference, None)
     free = both**2 / (sum(error**2 for error in errors) / (third - 1))
     return around(difference, half_width(both**0.5, free))
+
+
+def difference_interval(values: Array, chosen: Array, groups: Array) -> Interval:
+    """Return how much the mean of the chosen values is above the mean of the others, with Student's interval.
+
+    Values of a group, such as responses to the same prompt, are correlated, on one side and across both. The error is
+    therefore that of the sums over groups (Liang and Zeger 1986): with e = (x − mean)/n on the chosen side and
+    −(x − mean)/n on the other, it is the root of G/(G − 1) · Σ (Σ e of a group)², where G is the number of groups.
+    The degrees of freedom are one less than the groups of the side that has fewer. There is no interval if a side has
+    fewer than two groups, or if nothing varies.
+
+    Args:
+        values: [N] floats.
+        chosen: [N] booleans, of which some are true and some false.
+        groups: [N] which group each value belongs to: integers from 0.
+    """
+    sides = (chosen, ~chosen)
+    means = [float(values[side].mean()) for side in sides]
+    error = np.where(chosen, (values - means[0]) / chosen.sum(), (means[1] - values) / (~chosen).sum())
+    counts = [int(np.count_nonzero(np.bincount(groups[side]))) for side in sides]
+    difference = means[0] - means[1]
+    if min(counts) < 2:
+        return around(difference, None)
+    sums, many = np.bincount(groups, error), int(np.count_nonzero(np.bincount(groups)))
+    spread = float(np.sum(sums**2)) * many / (many - 1)
+    return around(difference, half_width(spread**0.5, min(counts) - 1) if spread > 0 else None)
 
 
 def _members(values: Sequence[float | int], groups: Sequence[int]) -> list[list[float]]:

@@ -307,6 +307,36 @@ export interface GroupDetail {
   partial?: Progress | null;
 }
 
+/** Bounds are null where it is not known how certain the difference is; all is, where there is nothing to compare. */
+type Difference = [mean: number, low: Maybe, high: Maybe] | null;
+
+export interface ColumnStatistics {
+  selected: { mean: Maybe; curve: Maybe[] };
+  rest: { mean: Maybe; curve: Maybe[] };
+  difference: Difference;
+}
+
+/** Of the selected rollouts, and of the rest. */
+export interface Share {
+  name: string;
+  selected: Maybe;
+  interval: [number, number] | null;
+  rest: Maybe;
+  difference: Difference;
+}
+
+export interface SelectionStatistics {
+  selected: number;
+  rest: number;
+  steps: [number, number][];
+  columns: Record<string, ColumnStatistics>;
+  finish_reasons: Share[];
+  tools: Share[];
+  /** of a sample of so many responses of either side */
+  words: Share[];
+  sampled: number;
+}
+
 /** What a tool did in a step. */
 export interface ToolUse {
   /** empty for calls that name no tool */

@@ -32,6 +32,26 @@ export function Spark({ values, high, label }: SparkProps) {
   );
 }
 
+/** Two curves over the same steps, on one scale. */
+export function Two({ first, second, label }: { first: Maybe[]; second: Maybe[]; label: string }) {
+  const known = [...first, ...second].filter((value) => value !== null);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const line = (values: Maybe[]): string =>
+    values
+      .flatMap((value, i) => {
+        if (value === null) return [];
+        const x = 2 + (i / Math.max(1, values.length - 1)) * (WIDE - 4);
+        return [`${x.toFixed(1)},${(TALL - 2 - ((value - low) / (high - low || 1)) * (TALL - 5)).toFixed(1)}`];
+      })
+      .join(" ");
+  return (
+    <svg class="spark pair" viewBox={`0 0 ${WIDE} ${TALL}`} preserveAspectRatio="none" role="img" aria-label={label}>
+      <polyline class="rest" points={line(second)} />
+      <polyline points={line(first)} />
+    </svg>
+  );
+}
+
 interface WhiskerProps {
   value: Maybe;
   interval: [number, number] | null;

@@ -390,6 +390,16 @@ export const vi: Dictionary = {
   searchWithin: "Tìm ở đâu",
   reasonsOfRewards: "Lý do",
   allResponses: "Mọi câu trả lời",
+  comparedWithRest: "So với {count} mẫu còn lại",
+  statisticsHint:
+    "Trung bình của các mẫu được chọn và chênh lệch với phần còn lại của cùng các bước, kèm khoảng tin cậy 95 %; các câu nhắc được coi là độc lập. Mở ra để xem đường và tỉ lệ",
+  restMean: "còn lại {value}",
+  curvesOf: "{name} của phần được chọn và phần còn lại theo bước",
+  selected: "Được chọn",
+  rest: "Còn lại",
+  comparedTools: "Công cụ",
+  differenceToRest: "Chênh lệch",
+  wordsOf: "Từ, trong nhiều nhất {count} câu trả lời mỗi bên",
   filterLabels: 'Nhãn: starred, tag == "hack", rating >= 4, author == "Ann", "look" in note, chosen, rejected',
   filterRecorded:
     'Văn bản: {names}; "text" in prompt là có chứa, "text" not in prompt là không chứa; prompt_id == "id"',

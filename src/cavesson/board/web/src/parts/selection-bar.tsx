@@ -33,6 +33,19 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
       <span class="joined">
         <Field name="q" hint={t("searchText")} field={search} class="search" />
         <Switch name="regex" label=".*" sign title={t("regularExpression")} />
+        <select
+          aria-label={t("searchWithin")}
+          title={t("searchWithin")}
+          value={query["within"] ?? "response"}
+          onChange={({ currentTarget: { value } }) =>
+            patchRoute({ within: value === "response" ? undefined : value }, true)
+          }
+        >
+          <option value="response">{t("responses")}</option>
+          <option value="prompt">{t("prompt")}</option>
+          <option value="ground_truth">{t("groundTruth")}</option>
+          <option value="reasons">{t("reasonsOfRewards")}</option>
+        </select>
       </span>
       <Field
         name="filter"

@@ -18,14 +18,24 @@ export interface Selection extends Record<string, string | undefined> {
   filter?: string | undefined;
   q?: string | undefined;
   regex?: string | undefined;
+  within?: string | undefined;
   starred?: string | undefined;
 }
 
 /** `scope=step` follows the step looked at; otherwise `steps` is a range, or all. */
 export function selection(query: Query, step: number): Selection {
-  const { sort, filter, q, regex, starred } = query;
+  const { sort, filter, q, regex, within, starred } = query;
   const steps = query["scope"] === "step" ? `${step}-${step}` : query["steps"];
-  return { split: splitOf(query), sort, steps, filter, q, regex: q ? regex : undefined, starred };
+  return {
+    split: splitOf(query),
+    sort,
+    steps,
+    filter,
+    q,
+    regex: q ? regex : undefined,
+    within: q ? within : undefined,
+    starred,
+  };
 }
 
 /** "12", "3-40" and "1,200–1,300" as the server wants them; anything else is null. */

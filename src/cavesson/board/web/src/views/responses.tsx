@@ -9,6 +9,7 @@ import { RolloutDetail } from "../parts/rollout-detail";
 import { openTokens, tokensRoute } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
 import { Star } from "../parts/star";
+import { Statistics } from "../parts/statistics";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
 import { address, getJson, onRest } from "../api/client";
 import { useResource } from "../api/resource";
@@ -83,6 +84,7 @@ export function Responses() {
         fresh={version - seen}
         onRefresh={() => setSeen(version)}
       />
+      <Statistics run={run.run} rows={rows} pages={pages} version={seen} />
       <Partial of={pages.partial} />
       <div class={`split ${place ? "open" : ""}`}>
         <ResponseTable
