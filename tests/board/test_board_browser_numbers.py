@@ -340,7 +340,7 @@ def test_what_spreads_jumps_out(browser, board_told, rows):
         near(begin, shares[0], at_most=0.006)
         near(end, shares[1], at_most=0.006)
         near(cells[3] + " %", shares[1] - shares[0], at_most=0.006)
-        assert parsed(cells[6]) == sum("#" in row["response"] for row in rows)
+        assert parsed(cells[7]) == sum("#" in row["response"] for row in rows)
         assert 0.4 < parsed(cells[4]) < 1.2  # what the reward adds for it is 0.8
         first.click()
         wanted = sum("#" in row["response"] for row in rows)

@@ -137,7 +137,6 @@ def test_a_filter_holds_where_it_holds_for_one_call(run, condition, portion, som
         ('arguments contains "x"', '"TEXT" in NAME'),
         ("result > 2", "compare it with one in quotes"),
         ("arguments", "compare it with one in quotes"),
-        ('"x" in response', "to find words in responses, use the search"),
         ('"x" in reward', "are texts"),
         ("2 in arguments", "needs a list"),
         ('error == "x"', '"TEXT" in error'),

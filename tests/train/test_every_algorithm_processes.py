@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from several_helpers import together
 from torch import Tensor
-from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, saved, timeless, tiny_folder, tiny_run
+from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, saved, timeless, tiny_flags, tiny_folder, tiny_run
 from two_processes import algorithms
 
 import cavesson
@@ -89,6 +89,7 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if changes:  # sharded models are loaded slice by slice, from files
         changes = changes | {"model__path": str(tiny_folder(tmp_path_factory.mktemp("model")))}
     runs = {name: {**SMOOTH, **case, **changes} for name, case in CASES.items() if case.get("batch_size", 8) >= count}
+    tiny_flags("distill", folder / "any")  # writes the teacher; in a group, transformers saves in the first process only
     ended = together(folder, count, algorithms, runs, folder)
     assert [done.code for done in ended] == [0] * count, [done.err[-3000:] for done in ended]
     return count, folder
