@@ -89,7 +89,8 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if changes:  # sharded models are loaded slice by slice, from files
         changes = changes | {"model__path": str(tiny_folder(tmp_path_factory.mktemp("model")))}
     runs = {name: {**SMOOTH, **case, **changes} for name, case in CASES.items() if case.get("batch_size", 8) >= count}
-    tiny_flags("distill", folder / "any")  # writes the teacher; in a group, transformers saves in the first process only
+    # Writes the teacher: in a group of processes, transformers would save it in the first one only.
+    tiny_flags("distill", folder / "any")
     ended = together(folder, count, algorithms, runs, folder)
     assert [done.code for done in ended] == [0] * count, [done.err[-3000:] for done in ended]
     return count, folder
