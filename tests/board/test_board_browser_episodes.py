@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from cavesson.importers import import_run
 from cavesson.record import Recorder, begin_attempt, write_run
 
+RESPONSE = ".detail h3:has-text('Response'):not(:has-text('Prompt')) + .conversation"
 CHATML = (
     "Wait.<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n"
     "<|im_start|>assistant\nIt is 42."
@@ -30,7 +31,7 @@ def board(tmp_path_factory):
 
 def turns(page):
     """Who speaks in the response, and what else the head of each turn says."""
-    heads = page.locator(".detail h3:has-text('Response') + .conversation .turn > header")
+    heads = page.locator(f"{RESPONSE} .turn > header")
     return [" ".join(text.split()) for text in heads.all_inner_texts()]
 
 
@@ -53,7 +54,7 @@ def test_the_panel_shows_turns_calls_and_errors(browser, board):
 
 def test_thinking_is_folded_and_markdown_and_formulas_are_shown_on_demand(browser, board):
     with opened(browser, f"{board.address}/responses?step=1&at=1.0") as page:
-        response = page.locator(".detail h3:has-text('Response') + .conversation")
+        response = page.locator(RESPONSE)
         expect(response.locator("details.system").first).to_contain_text("Thinking")
         expect(response.get_by_text("I should multiply.")).to_be_hidden()
         response.locator("summary").first.click()
@@ -152,7 +153,7 @@ def test_marks_of_a_template_are_shown_as_a_conversation_and_markup_as_text(brow
     with opened(browser, f"{board.address}/responses?run=imported&at=0.0&step=0") as page:
         expect(page.locator(".turn.tool")).to_have_count(1)
         assert turns(page) == ["Assistant", "Tool", "Assistant"]
-        assert page.locator(".detail h3:has-text('Response') + .conversation").get_by_text("<|im_end|>").count() == 0
+        assert page.locator(RESPONSE).get_by_text("<|im_end|>").count() == 0
         go(page, "/responses?run=imported&at=0.1&step=0&shown=markdown")
         rendered = page.locator(".detail .rendered")
         expect(rendered).to_have_count(1)
