@@ -8,6 +8,8 @@ from cavesson.algorithms.grouped import OnePassSettings as OnePassSettings
 from cavesson.algorithms.grpo import GRPO as GRPO
 from cavesson.algorithms.grpo import GRPORun as GRPORun
 from cavesson.algorithms.grpo import PenaltySettings as PenaltySettings
+from cavesson.algorithms.kto import KTO as KTO
+from cavesson.algorithms.kto import KTORun as KTORun
 from cavesson.algorithms.ppo import PPO as PPO
 from cavesson.algorithms.ppo import PPORun as PPORun
 from cavesson.algorithms.raft import RAFT as RAFT

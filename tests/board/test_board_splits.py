@@ -301,7 +301,7 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
         if one["name"] == "split"
     }
     some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export", "tools"}
-    some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}"}
+    some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}", "statistics"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
     wrong = records.both.get("/api/runs/run/rows", params={"split": "test"})
     assert wrong.status_code == 422 and re.search("'train', 'given' or 'eval'", wrong.json()["error"])

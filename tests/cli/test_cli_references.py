@@ -25,7 +25,9 @@ WRITTEN = set((ROOT / "docs").rglob("*.md")) - set(REFERENCE.rglob("*.md"))
 PAGES = sorted({*ROOT.glob("*.md"), *WRITTEN, *(ROOT / "benchmarks").glob("*.md")})
 MESSAGES = sorted(SOURCE.rglob("*.py"))
 FILE = re.compile(r"[\w/]+\.(py|tsx?)")
-OTHERS = {"--api-key", "--apply_chat_template", "--megabytes", "--peak", "--peers-python"}
+OTHERS = {
+    "--api-key", "--apply_chat_template", "--megabytes", "--peak", "--peers-python", "--save-debug-rollout-data"
+}  # fmt: skip
 """Flags of other programs, and of the benchmarks."""
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 

@@ -23,11 +23,11 @@ def imported(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("file", sorted((SOURCE / "ops").glob("*.py")), ids=lambda file: file.name)
-def test_ops_import_nothing_but_torch_and_each_other(file):
+def test_ops_import_nothing_but_libraries_of_maths_and_each_other(file):
     standard = {"math", "collections", "contextlib", "dataclasses", "heapq", "statistics", "threading", "typing"}
     # What it has timed is kept in files.
     kept = {"functools", "os", "pathlib", "platform", "re", "tempfile", "time"} if file.name == "matmul.py" else set()
-    allowed = {"torch", "jaxtyping", "scipy"} | standard | kept
+    allowed = {"torch", "jaxtyping", "numpy", "scipy"} | standard | kept
     for name in imported(file):
         assert name.split(".")[0] in allowed or name.startswith("cavesson.ops."), name
 

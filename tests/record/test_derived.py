@@ -15,12 +15,14 @@ from cavesson.record.derived import DERIVED
 def test_values_by_hand():
     # p = 1/2 and 1/4, q = 1/4 and 1/2; k3 = q/p − 1 − ln(q/p).
     tokens = {"logprob": np.log([0.5, 0.25]), "ref_logprob": np.log([0.25, 0.5]), "sampler_logprob": np.zeros(2)}
+    tokens["teacher_logprob"] = np.log([0.125, 0.5])
     expected = {
         "kl_k1": [math.log(2), -math.log(2)],
         "kl_k3": [0.5 - 1 + math.log(2), 2 - 1 - math.log(2)],
         "prob": [0.5, 0.25],
         "ref_prob": [0.25, 0.5],
         "sampler_gap": [-math.log(2), -math.log(4)],
+        "teacher_kl": [math.log(4), -math.log(2)],
     }
     assert {name: column.of(tokens).tolist() for name, column in DERIVED.items()} == {
         name: pytest.approx(values, rel=1e-12) for name, values in expected.items()

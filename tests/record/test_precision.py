@@ -55,7 +55,7 @@ def test_rounding_again_changes_nothing_and_no_number_becomes_infinite(values, p
 
 def test_each_column_has_the_precision_that_its_use_needs():
     grid = {column.name for column in TOKEN_COLUMNS if column.precision == Grid(17)}
-    assert grid == {"logprob", "ref_logprob", "sampler_logprob"}
+    assert grid == {"logprob", "ref_logprob", "sampler_logprob", "teacher_logprob"}
     signals = {column.name for column in TOKEN_COLUMNS if column.precision == Mantissa(10)}
     assert signals == {"value", "token_reward", "advantage", "return", "entropy"}
     # Worked by hand: 2049 lies halfway between 2048 and 2050, and 2048 is the even one; 1 + 2^-18 is nearer to 1.
