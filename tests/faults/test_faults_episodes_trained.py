@@ -54,7 +54,7 @@ def test_masks_of_trained_episodes_are_judged(name: str, algorithm: str, guesser
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "algorithm"),
-    [("tool-breaks", "grpo"), ("results-cut", "rloo"), ("replies-learned", "ppo"), ("notes-kept", "raft")],
+    [("tool-breaks", "grpo"), ("results-cut", "rloo"), ("replies-learned", "ppo")],
 )
 def test_a_fault_in_trained_episodes_is_named(name: str, algorithm: str, clerk: Path, tmp_path: Path) -> None:
     case = Case(name, 2, algorithm, EPISODES, 0)

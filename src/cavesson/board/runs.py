@@ -149,9 +149,12 @@ class OpenRun:
 
     @property
     def gone(self) -> bool:
-        """Whether the folder of a run that had begun was deleted, moved or renamed."""
+        """Whether the folder of a run that had begun was deleted, moved or renamed.
+
+        An index that is being written may put an empty folder in its place.
+        """
         folder = local_folder(self.record)
-        return folder is not None and bool(self.record.info) and not folder.exists()
+        return folder is not None and bool(self.record.info) and not (folder / "run.json").exists()
 
     @property
     def problem(self) -> str | None:

@@ -187,6 +187,8 @@ class _Server(uvicorn.Server):
             timeout_graceful_shutdown=GRACE,
         )
         logging.getLogger("asyncio").addFilter(Seldom())
+        # What an open page still asks for after the grace period is cut off, which is not worth a line to the user.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: "shutdown exceeded" not in str(record.msg))
         super().__init__(config)
         self.closing = closing
 
