@@ -208,7 +208,7 @@ class OpenRun:
 
     def token_texts(self, ids: Sequence[int | None]) -> list[str]:
         """Return the text of each token ID."""
-        if not self.record.vocabulary.num_rows:
+        if not self.record.vocabulary.num_rows and not self.gone:
             # The vocabulary may have been written in the meantime.
             self.record = open_run(self.record.folder, allow_remote=self.allow_remote)
         return self.record.token_texts(ids)
