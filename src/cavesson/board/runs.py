@@ -354,4 +354,5 @@ class Board:
         split([""])
         spans([""], compiled("", regex=False))  # triggers imports that the first text would wait for
         for run in self.runs:
-            run.warm()
+            with suppress(FileNotFoundError):  # its folder was moved in the meantime, as requests report
+                run.warm()
