@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from trl_classes import config_class
 
+from cavesson.integrations.trl_recipe.common import NoCounterpart
 from cavesson.integrations.trl_recipe.given import TRAINERS
-from cavesson.integrations.trl_recipe.mapping import RULES, NoCounterpart
+from cavesson.integrations.trl_recipe.mapping import RULES
 
 pytest.importorskip("trl", reason="TRL is not installed")
 PAGE = (Path(__file__).parents[2] / "docs" / "trl-settings.md").read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cavesson.ops.divergence import generalised_jsd
 from cavesson.ops.head import Head
-from cavesson.ops.logprobs import full_kl
 
 BETAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 HEADS: dict[str, dict[str, Any]] = {"plain": {}, "bias": {"bias": True}, "capped": {"scale": 0.5, "softcap": 3.0}}
@@ -83,11 +82,6 @@ def test_its_gradients_are_those_of_autograd(beta: float, kind: str) -> None:
     for mine, slow_one in zip(found, wide, strict=True):
         assert mine is not None and slow_one.grad is not None
         torch.testing.assert_close(mine.double(), slow_one.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_at_one_it_is_the_exact_kl_to_a_reference() -> None:
-    student, teacher = made(1, 6, 11, 4), made(2, 6, 11, 7)
-    torch.testing.assert_close(generalised_jsd(*student, *teacher, 1.0, 0.8), full_kl(*student, *teacher, 0.8))
 
 
 def test_the_models_can_be_exchanged_with_beta() -> None:

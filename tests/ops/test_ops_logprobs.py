@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cavesson.ops.chunks import CHUNK
+from cavesson.ops.divergence import generalised_jsd
 from cavesson.ops.head import Head
-from cavesson.ops.logprobs import full_kl, token_logprobs
+from cavesson.ops.logprobs import token_logprobs
 
 V, H = 11, 5
 MANY = 2 * CHUNK + 3
@@ -134,7 +135,7 @@ def test_no_token_is_no_error():
     assert logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
     assert torch.equal(head.weight.grad, torch.zeros(V, H))
-    assert full_kl(hidden, head, hidden, head, 1.0).shape == (0,)
+    assert generalised_jsd(hidden, head, hidden, head, 1.0, 1.0).shape == (0,)
 
 
 def test_nothing_of_the_size_tokens_times_vocabulary_is_kept():
@@ -156,24 +157,24 @@ def test_arguments_are_not_written(kind):
     tensors = [*leaves(hidden, head), targets]
     copies = [x.detach().clone() for x in tensors]
     sum(x.sum() for x in token_logprobs(hidden, head, targets, 0.7)).backward()
-    full_kl(hidden, head, hidden, head, 0.7)
+    generalised_jsd(hidden, head, hidden, head, 1.0, 0.7)
     assert all(torch.equal(x, copy) for x, copy in zip(tensors, copies, strict=True))
 
 
 @EVERY_HEAD
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_full_kl_is_the_sum_over_the_vocabulary(temperature, kind):
+def test_the_exact_kl_is_the_sum_over_the_vocabulary(temperature, kind):
     hidden, head, _ = inputs(MANY, kind=kind)
     other, other_head = torch.randn(MANY, 3), Head(torch.randn(V, 3))  # a reference of another width
     log_p = (logits(hidden, head) / temperature).log_softmax(-1)
     log_q = (logits(other, other_head) / temperature).log_softmax(-1)
-    seen = full_kl(hidden, head, other, other_head, temperature)
+    seen = generalised_jsd(hidden, head, other, other_head, 1.0, temperature)
     torch.testing.assert_close(seen.double(), (log_p.exp() * (log_p - log_q)).sum(-1), atol=1e-5, rtol=1e-5)
 
 
-def test_full_kl_of_a_distribution_with_itself_is_zero():
+def test_the_exact_kl_of_a_distribution_with_itself_is_zero():
     hidden, head, _ = inputs(9, kind="all")
-    assert full_kl(hidden, head, hidden, head, 1.0).abs().max().item() == 0.0
+    assert generalised_jsd(hidden, head, hidden, head, 1.0, 1.0).abs().max().item() == 0.0
 
 
 class Precisions(TorchDispatchMode):
@@ -196,7 +197,7 @@ def test_only_products_with_a_rounded_head_may_use_tf32(dtype, allowed):
     with Precisions() as precisions:
         logprob, _ = token_logprobs(hidden, head, targets, 1.0)
         logprob.sum().backward()
-        full_kl(hidden, head, hidden, head, 1.0)
+        generalised_jsd(hidden, head, hidden, head, 1.0, 1.0)
     # Per chunk: the logits, in the backward pass the logits and two gradients, and twice the logits for the KL.
     # Those of the first chunk are kept for the backward pass.
     assert precisions.seen == ["tf32" if allowed else before] * (6 * 3 - 1)

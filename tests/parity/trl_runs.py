@@ -6,6 +6,7 @@ defaults of both sides.
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,30 +57,12 @@ def reward(folder: str, rows: Sequence[Pair], batch_size: int, learning_rate: fl
 
 def dpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt`, `chosen` and `rejected`, in their order."""
-    config = DPOConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
-    return _losses(
-        DPOTrainer(
-            _causal(folder),
-            ref_model=_causal(folder),
-            args=config,
-            train_dataset=_dataset(rows),
-            processing_class=_tokenizer(folder),
-        )
-    )
+    return _with_reference(DPOTrainer, DPOConfig, folder, rows, batch_size, learning_rate, **more)
 
 
 def kto(folder: str, rows: Sequence[Pair], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
     """Rows of `prompt`, `completion` and `label`, in their order."""
-    config = KTOConfig(**{**_common(folder, len(rows) // batch_size, batch_size, learning_rate), **more})
-    return _losses(
-        KTOTrainer(
-            _causal(folder),
-            ref_model=_causal(folder),
-            args=config,
-            train_dataset=_dataset(rows),
-            processing_class=_tokenizer(folder),
-        )
-    )
+    return _with_reference(KTOTrainer, KTOConfig, folder, rows, batch_size, learning_rate, **more)
 
 
 def cpo(folder: str, rows: Sequence[Row], batch_size: int, learning_rate: float, **more: Any) -> list[float]:
@@ -97,6 +80,10 @@ def odds_ratio_losses(chosen: torch.Tensor, rejected: torch.Tensor, beta: float)
     trainer = SimpleNamespace(beta=beta, accelerator=SimpleNamespace(device="cpu"))
     losses: torch.Tensor = ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)[0]
     return -losses
+
+
+def _with_reference(trainer: Any, config: Any, folder: str, *rest: Any, **more: Any) -> list[float]:
+    return _without_reference(partial(trainer, ref_model=_causal(folder)), config, folder, *rest, **more)
 
 
 def _without_reference(

@@ -65,13 +65,14 @@ class Opening:
     def _stamp(self) -> list[Any] | None:
         """Return a value that changes with the runs or the board; None while they change, or if a run is missing."""
         files = [STATIC / "board.js", *(folder / name for folder in self.folders for name in CHANGING)]
-        times = [_changed(file) for file in files]
+        times = [changed(file) for file in files]
         # A run without this folder has its record elsewhere, or none yet.
         is_run = all((folder / "run.json").is_file() and (folder / "record").is_dir() for folder in self.folders)
         return times if is_run and max(times) < (time.time() - SETTLED) * 1e9 else None
 
 
-def _changed(file: Path) -> int:
+def changed(file: Path) -> int:
+    """Return when a file was last changed, in nanoseconds since 1970; 0 if it is not there."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

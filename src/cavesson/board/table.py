@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cavesson.board.opening import CHANGING, changed
 from cavesson.board.runs import LIVE_SECONDS, Board, Listed, reading
 from cavesson.board.selection import NoQuery
 from cavesson.errors import UserError
@@ -30,8 +31,6 @@ Z = 1.959964
 """Standard errors of a 95 % interval."""
 MAX_FILES = 16
 """Files of the newest steps in which a reward, or a held-out one, is looked for."""
-CHANGING = ("run.json", "attempts", "record", "compactions")
-"""What changes with a run."""
 SEEDS = {"seed", "data_seed"}
 PLACES = {"run", "record", "output_dir", "run_name", "logging_dir"}
 """Settings that are different for every run, whatever it does."""
@@ -90,14 +89,7 @@ def _usual(configs: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
 def _stamp(one: Listed) -> Any:
     """Return a value that changes when the folder of a run says something else."""
     places = [*(Path(one.path) / name for name in CHANGING), Path(one.path) / "index" / "findings.json"]
-    return tuple(_changed(place) for place in places)
-
-
-def _changed(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
+    return tuple(changed(place) for place in places)
 
 
 def _read(one: Listed) -> Reading:
@@ -168,7 +160,7 @@ def _recorded(run: Run) -> Reading:
         "steps": max(last) + 1 if last else None,
         "reward": _newest(run, live, "reward", held_out=False),
         "gain": _newest(run, live, "gap", held_out=True),
-        "recorded": None if folder is None else _changed(folder / "record") / 1e9 or None,
+        "recorded": None if folder is None else changed(folder / "record") / 1e9 or None,
     }
 
 

@@ -35,7 +35,7 @@ from cavesson.models.trained import load_start
 from cavesson.models.vocabulary import check_vocabulary
 from cavesson.ops.divergence import generalised_jsd
 from cavesson.ops.head import Head
-from cavesson.ops.logprobs import LogProbs, full_kl, token_logprobs
+from cavesson.ops.logprobs import LogProbs, token_logprobs
 from cavesson.ops.masked import spread
 from cavesson.types import Batch, Scores, places_of
 
@@ -204,7 +204,7 @@ class Policy(nn.Module):
     def kl_from(self, hidden: Tensor, head: Head, batch: Batch) -> Tensor:
         """Compute the exact KL(p ‖ self) `[N]` at the N learned tokens, p being a head on hidden states `[N, H]`."""
         mine = self.hidden(self.model, batch)
-        return full_kl(hidden, head, mine, output_head(self.model), self.temperature)
+        return generalised_jsd(hidden, head, mine, output_head(self.model), 1.0, self.temperature)
 
     @torch.no_grad()
     def next_value(self, batch: Batch) -> Tensor:

@@ -28,7 +28,7 @@ def absolute(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> 
     return (logprob - ref_logprob).abs()
 
 
-# "full" needs the whole distribution and is `ops.logprobs.full_kl`.
+# "full" needs the whole distribution and is `ops.divergence.generalised_jsd` with β = 1.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 

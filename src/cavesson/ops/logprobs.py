@@ -29,19 +29,6 @@ def token_logprobs(
     return logprob, entropy
 
 
-def full_kl(
-    hidden: Float[Tensor, "N H"], head: Head, ref_hidden: Float[Tensor, "N K"], ref_head: Head, temperature: float
-) -> Float[Tensor, " N"]:
-    """Return Σ_v p·(log p − log q) at every position: the exact KL of the next-token distributions (nats)."""
-    head, ref_head = head.float(), ref_head.float()
-    result = torch.zeros(len(hidden), device=hidden.device)
-    for rows in chunks(len(hidden)):
-        p = head_logits(hidden[rows].float(), head, temperature).log_softmax(-1)
-        q = head_logits(ref_hidden[rows].float(), ref_head, temperature).log_softmax(-1)
-        result[rows] = (p.exp() * (p - q)).sum(-1)
-    return result
-
-
 class _TokenLogprobs(torch.autograd.Function):
     """The operation behind `token_logprobs`.
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cavesson.config import describe
+from cavesson.integrations.trl_recipe.common import ADAPTERS, NoCounterpart
 from cavesson.integrations.trl_recipe.given import Given
-from cavesson.integrations.trl_recipe.mapping import ADAPTERS, DEFAULTS, DIFFERENCES, RULES, NoCounterpart
+from cavesson.integrations.trl_recipe.mapping import DEFAULTS, DIFFERENCES, RULES
 from cavesson.registry import ALGORITHMS
 
 
