@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from board_helpers import ORIGIN, ask, board_of, client_of
 from browser_helpers import BoardProcess
-from index_helpers import new_run, record
+from index_helpers import new_run, record, text_of
 
 import cavesson
 from cavesson.record.labels import Label, LabelFile
@@ -164,4 +164,34 @@ def test_what_is_no_label_is_refused(run: Path, label: dict[str, Any]) -> None:
     client = client_of(board_of(run))
     assert client.put("/api/runs/run/labels/1/1", json=label, headers=ORIGIN).status_code == 422
     assert client.put("/api/runs/run/labels/1/1", json={"name": "over", "value": 99}, headers=ORIGIN).status_code == 404
+    of_another_prompt = client.put("/api/runs/run/labels/1/1", json={"name": "over", "value": 2}, headers=ORIGIN)
+    assert of_another_prompt.status_code == 400 and "answer different prompts" in of_another_prompt.json()["error"]
     assert not (run / "labels.jsonl").exists()
+
+
+def test_a_selection_is_exported_to_train_on(run: Path) -> None:
+    client = client_of(board_of(run))
+    for step, chosen, rejected in ((0, 0, 1), (1, 3, 2)):
+        label = {"name": "over", "value": rejected}
+        assert client.put(f"/api/runs/run/labels/{step}/{chosen}", json=label, headers=ORIGIN).status_code == 200
+
+    def exported(form: str, **selected: str) -> list[dict[str, Any]]:
+        text = client.get("/api/runs/run/export", params={"format": form, **selected}).text
+        return [json.loads(line) for line in text.splitlines()]
+
+    def said(role: str, text: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    assert exported("sft", filter="step == 1 and sample < 2") == [
+        {"messages": said("user", "prompt 0") + said("assistant", text_of(1, sample))} for sample in range(2)
+    ]
+    pairs = [
+        {
+            "prompt": said("user", f"prompt {chosen // 2}"),
+            "chosen": said("assistant", text_of(step, chosen)),
+            "rejected": said("assistant", text_of(step, rejected)),
+        }
+        for step, chosen, rejected in ((0, 0, 1), (1, 3, 2))
+    ]
+    assert exported("preference") == pairs
+    assert exported("preference", filter="sample == 3") == pairs[1:]

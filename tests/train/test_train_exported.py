@@ -121,6 +121,20 @@ def test_pairs_become_preferences_that_dpo_reads(run: Path, tmp_path: Path) -> N
     assert (folder / "model").is_dir()
 
 
+def test_a_pair_of_different_prompts_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", {"algorithm": "grpo"})
+    with Recorder(tmp_path / "run", attempt=begin_attempt(tmp_path / "run", start_step=0)) as recorder:
+        recorder.rollouts(
+            0, {"prompt": ["a", "b"], "response": ["c", "d"], "reward": [0.0, 1.0]}, {"token_id": [[0]] * 2}
+        )
+    LabelFile(cavesson.open(tmp_path / "run")).add((0, 1), Label("over", 0, "Ann"))
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--format", "preference"])
+    assert result.exit_code == 1 and "samples 1 and 0 are labelled as a pair, but answer different" in str(
+        result.exception
+    )
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("prompt", "response", "wanted"),
     [

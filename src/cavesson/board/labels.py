@@ -7,6 +7,7 @@ from pydantic import Field, StrictInt, StringConstraints, model_validator
 from cavesson.board.rollout import RolloutQuery, read
 from cavesson.board.runs import Board
 from cavesson.board.selection import RunQuery
+from cavesson.errors import UserError
 from cavesson.record.labels import BEST, Label, Name
 
 MAX_NOTE = 10_000
@@ -16,7 +17,7 @@ MAX_NAME = 100
 
 class LabelQuery(RolloutQuery):
     name: Name
-    """star, rating, tag, note, or over: the rollout is better than the one of the same step whose sample is value."""
+    """star, rating, tag, note, or over: better than the rollout of the same step and prompt whose sample is value."""
     value: StrictInt | Annotated[str, StringConstraints(strict=True, max_length=MAX_NOTE)] | None = None
     """1 to 5 for a rating, a text for a tag or a note, a sample for over; none for a star."""
     author: str = Field("", max_length=MAX_NAME)
@@ -53,9 +54,11 @@ def put(board: Board, query: LabelQuery) -> dict[str, Any]:
     """Label a rollout, change the label or take it away; return all labels of the rollout."""
     run = board.run(query.run)
     key = (query.step, query.sample)
-    read(run, *key)
+    rollout = read(run, *key)
     if query.name == "over" and isinstance(query.value, int):
-        read(run, query.step, query.value)
+        other = read(run, query.step, query.value)
+        if other.row["prompt"] != rollout.row["prompt"]:
+            raise UserError(f"samples {query.sample} and {query.value} of step {query.step} answer different prompts")
     value = query.value.strip() if query.name == "tag" and isinstance(query.value, str) else query.value
     removed = query.removed or (query.name == "note" and value == "")
     run.labels.add(key, Label(query.name, value, query.author.strip()), removed)

@@ -309,7 +309,7 @@ class RecordedData:
         if "rows" not in self.sees:
             return []
         lines = self.run.not_finite()
-        lines = lines.filter(pc.invert(pc.fill_null(pc.equal(lines["split"], "eval"), False)))
+        lines = lines.filter(pc.invert(is_held_out(lines["split"])))
         lines = lines.filter(pc.invert(pc.starts_with(lines["column"], "part/")))
         if not lines.num_rows:
             return []

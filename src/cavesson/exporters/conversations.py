@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pyarrow.compute as pc
+
+from cavesson.errors import UserError
 from cavesson.importers.fields import to_json
 from cavesson.record import open as open_run
 from cavesson.record.files import replacing
 from cavesson.record.labels import Key, LabelFile, pairs
 from cavesson.record.read.reader import Run
+from cavesson.record.splits import is_held_out
 from cavesson.record.storage import Location
 from cavesson.text.chat_marks import Said, closed, marks_in, turns_in
 
@@ -52,8 +56,9 @@ def export(place: Location, out: Path, allow_remote: bool = False, *, format: Fo
 
 
 def _all(run: Run) -> list[Key]:
-    rows = run.rows(["step", "sample", "split"]).to_pylist()
-    return [(row["step"], row["sample"]) for row in rows if row["split"] != "eval"]
+    rows = run.rows(["step", "sample", "split"])
+    rows = rows.filter(pc.invert(is_held_out(rows["split"])))
+    return list(zip(rows["step"].to_pylist(), rows["sample"].to_pylist(), strict=True))
 
 
 def labelled_pairs(run: Run) -> list[tuple[Key, Key]]:
@@ -73,11 +78,20 @@ def sft_lines(run: Run, keys: Sequence[Key]) -> Iterator[dict[str, Any]]:
 
 
 def preference_lines(run: Run, known: Sequence[tuple[Key, Key]]) -> Iterator[dict[str, Any]]:
-    """Yield ``prompt``, ``chosen`` and ``rejected`` of each pair, and ``tools`` if the prompt offers some."""
+    """Yield ``prompt``, ``chosen`` and ``rejected`` of each pair, and ``tools`` if the prompt offers some.
+
+    Raises:
+        UserError: The two rollouts of a pair answer different prompts.
+    """
     for start in range(0, len(known), AT_ONCE):
         some = known[start : start + AT_ONCE]
         chosen, rejected = (conversations(run, [pair[side] for pair in some]) for side in (0, 1))
-        for good, bad in zip(chosen, rejected, strict=True):
+        for (better, worse), good, bad in zip(some, chosen, rejected, strict=True):
+            if (good.prompt, good.tools) != (bad.prompt, bad.tools):
+                raise UserError(
+                    f"step {better[0]}: samples {better[1]} and {worse[1]} are labelled as a pair, but answer "
+                    "different prompts; take the label away on the board"
+                )
             line = {"prompt": good.prompt, "chosen": good.response, "rejected": bad.response}
             yield line | ({"tools": good.tools} if good.tools else {})
 

@@ -181,7 +181,7 @@ def _show_steps(run: Run, console: Console, split: Split) -> None:
     rows = run.rows(["step", "split", *MEANS], shown)
     rows = of_split(rows, split) if split == HELD_OUT else rows
     rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
-    splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
+    splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == HELD_OUT, split))
     coefficients = _coefficients(run)
     has_rewards = rows["reward"].null_count < rows.num_rows
     lines = []
