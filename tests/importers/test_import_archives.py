@@ -14,6 +14,7 @@ from import_helpers import lines, rows
 import cavesson
 from cavesson.errors import UserError
 from cavesson.importers import import_run
+from cavesson.importers.archives import archive_rows
 
 ASKED = {"id": "1", "role": "user", "content": "Weather in Hue?", "source": "input"}
 CALL = {
@@ -216,3 +217,24 @@ def test_rollout_summaries_without_texts_are_named(tmp_path):
     lines(tmp_path / "train_rollout_summaries.jsonl", record | {"total_reward": 1.0, "final_ob_len": 12})
     with pytest.raises(UserError, match="rollout summaries of tinker-cookbook, which have rewards and lengths but no"):
         import_run(tmp_path, tmp_path / "run")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_damaged_archive_is_broken_or_as_it_was(tmp_path, compression):
+    """Each byte in turn has another value, or is the last one."""
+    path, samples = tmp_path / "a.eval", [{"id": 1, "text": "a text of some length " * 3}, {"id": 2}]
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("header.json", json.dumps({"eval": {}}))
+        for one in samples:
+            archive.writestr(f"samples/{one['id']}.json", json.dumps(one))
+    whole, broken = path.read_bytes(), 0
+    for place in range(len(whole)):
+        for damaged in (whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :], whole[:place]):
+            path.write_bytes(damaged)
+            try:
+                found = list(archive_rows(path))
+            except ValueError:
+                broken += 1
+            else:  # names and times are not checked by a sum
+                assert all(any(one.items() <= row.items() for one in samples) for row in found)
+    assert broken > len(whole)

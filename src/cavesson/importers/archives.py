@@ -1,8 +1,10 @@
 """Read files that are archives: logs of Inspect, and what PyTorch saved. Nothing in them is executed."""
 
 import json
+import lzma
 import pickle
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,11 @@ from typing import Any
 EVAL = ".eval"
 SAVED = ".pt"
 ARCHIVES = (EVAL, SAVED)
-_UNREADABLE = (zipfile.BadZipFile, NotImplementedError, EOFError, RecursionError, pickle.UnpicklingError)
+# What zipfile and pickle raise for a damaged file: by their documentation, anything.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, pickle.UnpicklingError, OSError, EOFError),
+    *(RuntimeError, AttributeError, IndexError, KeyError, TypeError),
+)
 
 
 def archive_rows(path: Path) -> Iterator[dict[str, Any]]:
