@@ -270,7 +270,7 @@ def test_recognition_looks_past_broken_lines(tmp_path):
 def test_every_format_is_described():
     assert list(FORMATS) == [
         "rl-logging-board", "trl", "verl", "openrlhf", "nemo-rl", "prime-rl", "skyrl", "areal", "art", "slime",
-        "inspect", "openenv", "open-instruct", "plain",
+        "inspect", "trackio", "openenv", "open-instruct", "plain",
     ]  # fmt: skip
     text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
     for name in FORMATS:

@@ -95,6 +95,10 @@ GOOD: dict[str, dict[str, Any]] = {
              "logprobs": {"content": [{"token": "r", "logprob": -1.5}]}},
         ]},
     },
+    "trackio": {
+        "id": "r:0", "step": 3, "key": "k", "metadata": {"reward": 1.5, "scores": {"f": 1.0}, "ground_truth": "g"},
+        "messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}], "spans": [],
+    },
     "open-instruct": {
         "step": 3, "prompt_tokens": [1], "response_tokens": [2, 3], "reward": 1.5, "advantage": 0.5,
         "finish_reason": "stop", "logprobs": [-1.0, -2.0],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from cavesson.board.asked import shown
 from cavesson.board.distributions import count_bins, edges_of
 from cavesson.board.excerpts import LENGTH as SHOWN
 from cavesson.board.prompt_search import prompts_with
@@ -206,6 +207,7 @@ def _side(run: OpenRun, snapshot: Snapshot, side: PromptResults, places: Array) 
         return
     keys, texts, last = snapshot.keys(rows), run.texts(snapshot, rows), answers(run, snapshot, rows)
     numbers = (values.tolist() for values in (snapshot.raw("reward")[rows], side.mean[places], side.counts[places]))
-    for (step, sample), reward, mean, count, prompt, response, answer in zip(keys, *numbers, *texts, last, strict=True):
+    columns = (shown(run, snapshot, texts.prompt), texts.response, last)
+    for (step, sample), reward, mean, count, prompt, response, answer in zip(keys, *numbers, *columns, strict=True):
         line = {"run": run.key, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
-        yield prompt[:SHOWN], line | {"response": (response if answer is None else answer)[:SHOWN]}
+        yield prompt, line | {"response": (response if answer is None else answer)[:SHOWN]}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from cavesson.board.asked import shown
 from cavesson.board.excerpts import LENGTH as SHOWN
 from cavesson.board.rows import answers, plain
 from cavesson.board.runs import Board, OpenRun
@@ -77,9 +78,10 @@ def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, 
     texts = run.texts(snapshot, rows)
     last = answers(run, snapshot, rows)
     columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
-    for step, sample, reward, prompt, response, answer in zip(*columns, *texts, last, strict=True):
+    prompts = shown(run, snapshot, texts.prompt)
+    for step, sample, reward, prompt, response, answer in zip(*columns, prompts, texts.response, last, strict=True):
         places = {"step": step, "sample": sample, "reward": reward}
-        yield places | {"prompt": prompt[:SHOWN], "response": (response if answer is None else answer)[:SHOWN]}
+        yield places | {"prompt": prompt, "response": (response if answer is None else answer)[:SHOWN]}
 
 
 def spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
@@ -110,9 +112,9 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     page = order[query.offset : query.offset + query.limit]
     rows = last[page]
     groups = plain(snapshot, "group", rows) if "group" in snapshot.state.columns else [None] * len(rows)
-    texts = run.texts(snapshot, rows).prompt
+    texts = shown(run, snapshot, run.texts(snapshot, rows).prompt)
     prompts = [
-        {"prompt_id": prompt_id, "group": group, "prompt": text[:SHOWN], "tries": int(tries[number])}
+        {"prompt_id": prompt_id, "group": group, "prompt": text, "tries": int(tries[number])}
         | {"best_gap": float(best[number]), "last_step": step, "last_sample": sample}
         for number, prompt_id, group, text, (step, sample) in zip(
             page, ids_of(snapshot, rows), groups, texts, snapshot.keys(rows), strict=True

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.excerpts import LENGTH as SHOWN
+from cavesson.board.asked import shown
 from cavesson.board.groups import spread
 from cavesson.board.prompt_search import Within, prompts_with
 from cavesson.board.prompt_table import PromptTable, solved, solved_from, table_of
@@ -122,7 +122,7 @@ def _lines(
     columns = {
         "prompt_id": ids_of_hashes(snapshot.prompts[page]),
         "group": plain(snapshot, "group", rows) if "group" in snapshot.state.columns else [None] * len(rows),
-        "prompt": [text[:SHOWN] for text in run.texts(snapshot, rows).prompt],
+        "prompt": shown(run, snapshot, run.texts(snapshot, rows).prompt),
         "n": table.n[page].tolist(),
         "unscored": (table.n - table.scored)[page].tolist(),
         "solved": [None] * len(rows) if solved is None else solved[page].tolist(),

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from cavesson.board.asked import shown as shown_prompts
 from cavesson.board.excerpts import LENGTH, excerpts
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.search import matching
@@ -68,7 +69,7 @@ def _left_out(run: OpenRun, snapshot: Snapshot, query: RowsQuery) -> int:
 
 
 def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None = None) -> list[dict[str, Any]]:
-    """Return what a table shows of each row: its numbers, the start of its prompt and an excerpt of its response.
+    """Return what a table shows of each row: its numbers, what its prompt asks and an excerpt of its response.
 
     If the hit of a search is in a turn, the excerpt is of that turn, which ``hit_turn`` names. ``answer`` is what the
     policy said last, and ``tools`` the calls of each tool and those that failed; both are null without turns.
@@ -78,7 +79,7 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
     result = numbers(snapshot, page)
     keys = snapshot.keys(page)
     texts, turns = run.texts(snapshot, page), run.turns(snapshot, page)
-    prompts = [text[:LENGTH] for text in texts.prompt]
+    prompts = shown_prompts(run, snapshot, texts.prompt)
     parts = excerpts(run, keys, texts.response, turns, query)
     labels = run.labels.all()
     answers, tools, ids = _answers(turns, len(page)), _tools(snapshot, page), ids_of(snapshot, page)

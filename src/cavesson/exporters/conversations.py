@@ -16,15 +16,13 @@ from cavesson.record.labels import Key, LabelFile, pairs
 from cavesson.record.read.reader import Run
 from cavesson.record.splits import is_held_out
 from cavesson.record.storage import Location
-from cavesson.text.chat_marks import Said, closed, marks_in, turns_in
+from cavesson.text.chat_marks import CALLS, Said, calls_in, closed, marks_in, messages_in, parsed, turns_in
 
 Format = Literal["sft", "preference"]
 Message = dict[str, Any]
 
 AT_ONCE = 500
 """Lines whose rollouts are read together."""
-CALLS = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)|(?:\[TOOL_CALLS\]|<\|python_tag\|>)(.*)", re.DOTALL)
-"""Calls as Hermes, Qwen, Mistral and Llama write them."""
 OFFERED = re.compile(r"\n*# Tools\n.*?<tools>\n(.*?)\n</tools>.*", re.DOTALL)
 """Tools as Hermes and Qwen offer them, at the end of the system prompt."""
 
@@ -110,9 +108,13 @@ def conversations(run: Run, keys: Sequence[Key]) -> list[Conversation]:
 def conversation(prompt: str, response: str, turns: Sequence[Mapping[str, Any]] = ()) -> Conversation:
     """Return the messages that a prompt, a response and its turns are made of.
 
-    The marks of known chat templates tell the messages of the prompt apart; a prompt without them is one message of the
-    user. The recorded turns are those of the response; the name and arguments of a tool's turn are the call.
+    A list of messages in JSON is these; the marks of known chat templates tell the messages of any other prompt apart,
+    and a prompt without them is one message of the user. The recorded turns are those of the response; the name and
+    arguments of a tool's turn are the call.
     """
+    if (listed := messages_in(prompt)) is not None:
+        given = None if turns else messages_in(response)
+        return Conversation(listed, conversation("", response, turns).response if given is None else given, [])
     marks = marks_in(prompt)
     asked = turns_in(prompt, marks, "user") if marks else [Said("user", prompt)]
     begun = asked.pop().text if asked[-1:] and asked[-1].role == "assistant" else ""
@@ -162,13 +164,12 @@ def _results(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _assistant(text: str, results: Sequence[Mapping[str, Any]]) -> Message:
     """Return a message of the assistant; its calls are those that were answered, else those in the text."""
     if results and all(turn.get("name") for turn in results):
-        calls = [{"name": turn["name"], "arguments": _parsed(turn.get("arguments") or "{}")} for turn in results]
+        calls = [{"name": turn["name"], "arguments": parsed(turn.get("arguments") or "{}")} for turn in results]
     else:
-        written = [_parsed(found[1] or found[2] or "") for found in CALLS.finditer(text)]
-        calls = [call for some in written for call in (some if isinstance(some, list) else [some])]
+        calls = calls_in(text)
     if not calls or not all(_is_call(call) for call in calls):
         return {"role": "assistant", "content": text}
-    said = "" if _is_call(_parsed(text)) else CALLS.sub("", text).strip()
+    said = "" if _is_call(parsed(text)) else CALLS.sub("", text).strip()
     functions = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
     return {
         "role": "assistant",
@@ -179,11 +180,3 @@ def _assistant(text: str, results: Sequence[Mapping[str, Any]]) -> Message:
 
 def _is_call(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("name"), str) and "arguments" in value
-
-
-def _parsed(text: str) -> Any:
-    """Return what a text is as JSON; the text itself if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

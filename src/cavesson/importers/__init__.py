@@ -18,9 +18,11 @@ from cavesson.importers import (
     rl_logging_board,
     skyrl,
     slime,
+    trackio,
     trl,
     verl,
 )
+from cavesson.importers.databases import inside
 from cavesson.importers.importing import ImportReport, follow, read_once
 from cavesson.importers.rollout import Format, Tokenizer
 from cavesson.importers.sources import Source
@@ -40,6 +42,7 @@ FORMATS: dict[str, Format] = {
         art.FORMAT,
         slime.FORMAT,
         inspect_log.FORMAT,
+        trackio.FORMAT,
         openenv.FORMAT,
         open_instruct.FORMAT,
         plain.FORMAT,
@@ -112,7 +115,7 @@ def follow_run(
 def _recognised(
     path: Path, name: str | None, columns: Mapping[str, str] | None, held_out: bool
 ) -> tuple[Source, Format]:
-    if not path.exists():
+    if not path.exists() and inside(path) is None:
         raise UserError(f"{path} does not exist")
     format = _given(name, columns)
     source = Source(path, [*formats().values()] if format is None else [format])

@@ -10,6 +10,7 @@ from typing import Any
 
 from cavesson.importers.fields import group_of, reward_of, scored, step_of, text_of, with_rest
 from cavesson.importers.rollout import Format, ImportedRollout, Origin
+from cavesson.importers.turns import turns_of
 
 
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
@@ -19,7 +20,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     row["split"] = "eval" if "eval-rollout" in place.path.parts else "train"
     row["policy_version"] = step_of(record, "head_version")
     used = ("prompt", "completion", "head_version", "tail_version", *scored("reward", record))
-    return [ImportedRollout(step_of(record, "tail_version"), with_rest(row, record, used, place), {}, 0)]
+    step, turns = step_of(record, "tail_version"), turns_of(record["completion"])
+    return [ImportedRollout(step, with_rest(row, record, used, place), {}, 0, turns=turns)]
 
 
 FORMAT = Format(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 from cavesson.handlers import handling
 from cavesson.importers.batch import PartsRead, RolloutBuffer
+from cavesson.importers.databases import inside
 from cavesson.importers.metrics import aligned, read_metrics
 from cavesson.importers.model_names import Named, model_named
 from cavesson.importers.numeric import numeric_columns
@@ -304,6 +305,8 @@ def _look(source: Source, format: Format, files: dict[Path, File], work: Import,
     for file in found:
         if file.path.name.endswith(WANDB_TABLE) and not format.new_tables:
             raise UserError(f"{file.path} is rewritten at every step: import it without --follow")
+        if inside(file.path) is not None:
+            raise UserError(f"{file.path} is in a database: import it without --follow")
         if file.path not in files:
             file.rank = _free_rank(file.rank, {known.rank for known in files.values()})
         known = files.setdefault(file.path, file)

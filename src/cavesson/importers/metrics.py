@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavesson.errors import UserError
+from cavesson.importers.databases import Inside, inside, logged_in, runs_in, within
 from cavesson.importers.fields import MAX_STEP
 from cavesson.importers.steps import STEP_COLUMNS
 from cavesson.record.schema import STEP_COLUMNS as RESERVED
@@ -20,7 +21,7 @@ from cavesson.text.counting import counted, some_of
 STEPS = (*STEP_COLUMNS, "train/global_step", "trainer/global_step", "_step")
 """Names of the step, in lower case; the first one that a line has is used. `_step` counts calls of `wandb.log`."""
 EVENTS = "*tfevents*"
-READABLE = ".csv, .json (such as trainer_state.json), .jsonl, or a folder or file of TensorBoard events"
+READABLE = ".csv, .json (such as trainer_state.json), .jsonl, a database of trackio, or TensorBoard events"
 AGREEING = 3
 """Minimum number of steps at which a logged reward has to agree with the rollouts before metrics are moved."""
 _EXPORTED = re.compile(r"(?P<run>.+) - (?P<name>.+)")
@@ -41,7 +42,7 @@ def read_metrics(path: Path) -> Metrics:
     Raises:
         UserError: The file does not exist, has another format, is broken, or has no step or no metric.
     """
-    if not path.exists():
+    if not path.exists() and inside(path) is None:
         raise UserError(f"{path} does not exist")
     lines = [_Line.of(line) for line in _lines_of(path)]
     values: dict[int, dict[str, float]] = {}
@@ -138,6 +139,8 @@ def _number(value: Any) -> float | None:
 
 
 def _lines_of(path: Path) -> Iterable[Mapping[str, Any]]:
+    if (place := inside(path)) is not None:
+        return _database(path, place)
     if path.is_dir() or path.match(EVENTS):
         return _events(path)
     if path.suffix == ".csv":
@@ -216,6 +219,20 @@ def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_inner = isinstance(value, dict) and "_type" not in value
         found |= _flat(value, f"{prefix}{name}/") if is_inner else {prefix + name: value}
     return found
+
+
+def _database(path: Path, place: Inside) -> Iterator[dict[str, Any]]:
+    """Yield what one run has logged into a database of trackio."""
+    try:
+        runs = runs_in(place.file)
+        chosen = place.run or (runs[0] if len(runs) == 1 else "")
+        if chosen not in runs:
+            which = f"no run {place.run!r}" if place.run else f"the metrics of {counted(len(runs), 'run')}"
+            named = f"; name one, such as {within(place.file, runs[0])}" if runs else ""
+            raise UserError(f"{place.file} has {which}: {some_of(runs)}{named}")
+        yield from map(_flat, logged_in(place.file, chosen))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as a database of trackio: {error}") from error
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

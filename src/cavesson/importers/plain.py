@@ -22,6 +22,7 @@ from cavesson.importers.packing import Values, is_text, pack_column, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.samples import samples_of
 from cavesson.importers.steps import NUMBER, found_step, step_by_pattern
+from cavesson.importers.turns import turns_of
 from cavesson.record.former_names import FORMER
 from cavesson.record.schema import ROW_COLUMNS, SOURCES, TOKEN_COLUMNS, Column
 from cavesson.record.write.statistics import STATISTICS, TURN_STATISTICS
@@ -51,7 +52,7 @@ def mapped(columns: Mapping[str, str]) -> Format:
     return Format(
         "plain",
         "any table of rollouts, .jsonl or .parquet, with --map for its columns",
-        ("*.jsonl *.parquet", "*.table.json"),
+        ("*.jsonl *.parquet", "*.table.json", "*.db/*/*"),
         tuple(frozenset({names[name].partition(".")[0]}) for name in ("prompt", "response", "reward")),
         partial(_rollouts, names, columns.keys()),
         accepts=partial(_accepts, names),
@@ -109,7 +110,8 @@ def _rollout(
         remarks += (f"{names['reward']!r} has one number per token, and the reward is their sum",)
     real = max((packed.size for packed in tokens.values()), default=0)
     used = [names[name] for name in kept]
-    return ImportedRollout(step, with_rest(row, record, used, place), tokens, real, remarks)
+    turns = turns_of(values.get("response"))
+    return ImportedRollout(step, with_rest(row, record, used, place), tokens, real, remarks, turns)
 
 
 def _step(column: str, record: Mapping[str, Any], place: Origin) -> tuple[int, tuple[str, ...]]:

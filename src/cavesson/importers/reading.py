@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cavesson.importers.archives import ARCHIVES, archive_rows
+from cavesson.importers.databases import database_rows, inside
 from cavesson.importers.rollout import NO_NAMES, Broken, Names
 
 BUFFER = 1 << 20
@@ -79,7 +80,7 @@ class File:
 
     @property
     def is_table(self) -> bool:
-        return self.path.name.endswith(TABLES)
+        return self.path.name.endswith(TABLES) or inside(self.path) is not None
 
     def parts(self, size: int) -> Iterator["File"]:
         """Yield parts of about ``size`` bytes of a file of lines, which can be read separately."""
@@ -121,7 +122,7 @@ class File:
         return max((self._end() if self._stop is None else self._stop) - self._offset, 0)
 
     def _end(self) -> int:
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return (_sealed(self.path) or self.path).stat().st_size
         return 0
 
@@ -236,7 +237,9 @@ def _skip(file: BinaryIO, size: int) -> None:
 
 
 def _rows_of(path: Path) -> Iterator[dict[str, Any] | str]:
-    if path.suffix in ARCHIVES:
+    if inside(path) is not None:
+        return database_rows(path)
+    if path.name.endswith(ARCHIVES):
         return archive_rows(path)
     return _parquet_rows(path) if path.suffix == ".parquet" else wandb_rows(path)
 

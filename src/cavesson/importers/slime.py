@@ -21,6 +21,7 @@ from cavesson.importers.fields import (
 from cavesson.importers.packing import Values, is_text, pack, pack_texts, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.steps import step_at
+from cavesson.importers.turns import turns_of
 
 ENDS = {"completed": "stop", "truncated": "length"}
 LISTS = {"rollout_log_probs": "sampler_logprob", "teacher_log_probs": "teacher_logprob"}
@@ -57,7 +58,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         row["policy_version"] = version
     step = step_of(record, "rollout_id") if "rollout_id" in record else step_at(record, place, "rollout_id")
     row = with_rest(row, record, used, place)
-    return [ImportedRollout(step, row, tokens, tokens["token_id"].size if tokens else 0, remarks)]
+    real = tokens["token_id"].size if tokens else 0
+    return [ImportedRollout(step, row, tokens, real, remarks, turns_of(record["response"]))]
 
 
 def _tokens(record: Mapping[str, Any]) -> tuple[dict[str, Values], list[int] | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
+from cavesson.importers.databases import DATABASE, inside, places_in
 from cavesson.importers.reading import TABLES, WANDB_TABLE, File, Record, in_order, parse, unsealed, wandb_rows
 from cavesson.importers.rollout import Broken, Format, Names
 from cavesson.importers.steps import run_of, step_in_names
@@ -36,6 +37,7 @@ class Source:
         self.path = path
         self._formats = formats
         self._kinds: dict[Path, _Kinds] = {}
+        self._is_folder = path.is_dir() or inside(path) is not None
 
     def recognise(self, otherwise: Format) -> Format:
         """Return the one format that matches the first records of files, or ``otherwise`` if only it does.
@@ -85,13 +87,15 @@ class Source:
 
     def _paths(self) -> list[Path]:
         """Return the files that can be read, by their names before compression."""
-        if not self.path.is_dir():
+        if not self._is_folder:
             return [unsealed(self.path)]
         found = {unsealed(path): path for path in _all_files(self.path)}
-        return in_order([path for path in found if path.name.endswith(RECORDS)])
+        databases = [self.path, *(path for path in found if path.suffix == DATABASE)]
+        places = [place for path in databases for place in places_in(path)]
+        return in_order([*(path for path in found if path.name.endswith(RECORDS)), *places])
 
     def _of_format(self, format: Format, paths: Sequence[Path]) -> list[Path]:
-        for pattern in format.patterns if self.path.is_dir() else ("*",):
+        for pattern in format.patterns if self._is_folder else ("*",):
             found = _matching(pattern, paths)
             if any(format.name in self._kind(path).whole for path in found):
                 return [path for path in found if format.name in self._kind(path).like or path not in self._kinds]
@@ -99,7 +103,7 @@ class Source:
 
     def _undecided(self, format: Format, paths: Sequence[Path]) -> list[Path]:
         """Return files that have nothing readable yet, or that a chosen format reads as broken records."""
-        found = (_matching(pattern, paths) for pattern in (format.patterns if self.path.is_dir() else ("*",)))
+        found = (_matching(pattern, paths) for pattern in (format.patterns if self._is_folder else ("*",)))
         return next(filter(None, found), [])
 
     def _kind(self, path: Path) -> "_Kinds":
@@ -115,10 +119,9 @@ class Source:
         return self._kinds.get(path, _Kinds())
 
     def _names(self, path: Path) -> Names:
-        is_folder = self.path.is_dir()
-        folder = self.path.resolve() if is_folder else path.resolve().parent
-        inside = path.relative_to(self.path).as_posix() if is_folder else path.name
-        return Names(inside, "/".join(folder.parts[-FOLDERS_ABOVE:]))
+        folder = self.path.resolve() if self._is_folder else path.resolve().parent
+        name = path.relative_to(self.path).as_posix() if self._is_folder else path.name
+        return Names(name, "/".join(folder.parts[-FOLDERS_ABOVE:]))
 
 
 class _Kinds(NamedTuple):
@@ -139,8 +142,8 @@ def _all_files(folder: Path) -> Iterator[Path]:
 
 
 def _refuse(error: OSError) -> None:
-    """Report a folder that cannot be read; one that was deleted meanwhile has nothing to read."""
-    if not isinstance(error, FileNotFoundError):
+    """Report a folder that cannot be read; a place in a database, or what was deleted meanwhile, has no files."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
 
 

@@ -61,7 +61,7 @@ _KNOWN = ("step", "prompt", "completion", *_ADVANTAGES)
 FORMAT = Format(
     "trl",
     "TRL and ms-swift: the files or tables of log_completions",
-    ("completions_*.parquet", "completions.jsonl", "*.parquet", "completions*.table.json", "*.table.json"),
+    ("completions_*.parquet", "completions.jsonl", "*.parquet", "completions*.table.json", "*.table.json", "*.db/*/*"),
     tuple(frozenset({"step", "prompt", "completion", end}) for end in (*sorted(_ADVANTAGES), "reward")),
     rollouts,
     new_tables=True,

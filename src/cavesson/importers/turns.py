@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from cavesson.importers.fields import content_text, is_messages, message_text, to_json
 from cavesson.importers.packing import Values, is_text, pack, pack_whole
 from cavesson.record.write.failures import error_in
+from cavesson.text.chat_marks import RESULT, RESULTS, calls_in, marks_in, messages_in, turns_in
 
 Turn = dict[str, Any]
 """Columns of ``TURN_COLUMNS`` that are known, without those that say where the turn belongs."""
@@ -70,10 +71,13 @@ def one_text(turns: Sequence[Sampled]) -> OneText | None:
 
 
 def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[Turn]:
-    """Return the turns of the chat messages after the first prompt; nothing for what is not a list of messages.
+    """Return the turns of the chat messages after the first prompt, a list or its JSON; of another text, its turns.
 
-    ``spans`` say where the tokens of each message are; None = unknown.
+    They are nothing for anything else. ``spans`` say where the tokens of each message are; None = unknown.
     """
+    if isinstance(messages, str):
+        listed = messages_in(messages)
+        return turns_of_text(messages) if listed is None else turns_of(listed)
     if not is_messages(messages):
         return []
     found, waiting = [], list[Mapping[str, Any]]()
@@ -89,6 +93,28 @@ def turns_of(messages: Any, spans: Sequence[Span | None] | None = None) -> list[
             turn |= {"first_token": span.first, "tokens": span.size}
         found.append({name: _encodable(value) for name, value in turn.items()})
     return found
+
+
+def turns_of_text(response: str) -> list[Turn]:
+    """Return the turns that the marks in a response tell, if they are those of the policy and results of tools.
+
+    Other turns are none: the policy may have written a mark itself.
+    """
+    marks = marks_in(response)
+    found, waiting = list[Turn](), list[Mapping[str, Any]]()
+    for said in turns_in(response, marks, "assistant") if marks else []:
+        if said.role == "tool" or (said.role == "user" and RESULTS.fullmatch(said.text)):
+            texts = RESULT.findall(said.text) if said.role == "user" else [said.text]
+            results = [{"content": text} for text in texts]
+            found += [{"role": "tool"} | _result(one, _answered(one, waiting)) for one in results]
+        elif said.role == "assistant":
+            waiting = [call if isinstance(call, Mapping) else {} for call in calls_in(said.text)]
+            found.append({"role": "assistant", "text": said.text})
+        else:
+            return []
+    if all(turn["role"] == "assistant" for turn in found):
+        return []
+    return [{name: _encodable(value) for name, value in turn.items()} for turn in found]
 
 
 def spans_of(messages: Any, sampled: Sequence[bool]) -> list[Span | None]:

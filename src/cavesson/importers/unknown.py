@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cavesson.importers.archives import ARCHIVES, EVAL, archive_rows
+from cavesson.importers.databases import inside, nothing_in
 from cavesson.importers.rollout import Format
 from cavesson.importers.steps import STEP_COLUMNS
 
@@ -23,7 +24,6 @@ USUAL = {
 _INSTEAD = {
     (".pth", ".pkl", ".pickle"): "{} can execute code when it is read: write its rollouts as JSON Lines",
     (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz"): "unpack {}",
-    (".db",): "a database, such as trackio's, is not read: write the table with the responses in {} as JSON Lines",
     (".json", ".csv", ".tsv", ".npy", ".npz", ".arrow", ".html"): "write {} as JSON Lines",
 }
 _COLUMNS = 12
@@ -41,11 +41,13 @@ def unknown(source: Path, files: Iterable[Path], firsts: Mapping[Path, First | N
 
     ``firsts`` are the files that can be read, each with the first of its records that is an object.
     """
+    if not firsts and inside(source) is not None:
+        return f"{source} has no rollouts: {nothing_in(source)}"
     if not firsts:
         return _nothing_to_read(source, [*files])
     holds = f" ({holding(files)})" if source.is_dir() else ""
     objects = {path: record for path, record in firsts.items() if record}
-    if not objects and (path := next((path for path in firsts if path.suffix in ARCHIVES), None)):
+    if not objects and (path := next((path for path in firsts if path.name.endswith(ARCHIVES)), None)):
         name = path.relative_to(source) if source.is_dir() else "it"
         return f"{source} is not in a known format{holds}: {name} cannot be read: {_why_not(path)}"
     if not objects:
@@ -78,6 +80,8 @@ def holding(files: Iterable[Path]) -> str:
 def _nothing_to_read(source: Path, files: Sequence[Path]) -> str:
     found = f"it holds {holding(files)}" if files else "it is empty"
     text = f"{source} has no .jsonl, .parquet or .table.json files: {found}"
+    if database := next((path for path in sorted(files) if inside(path) is not None), None):
+        return f"{text}\n{database.relative_to(source)}: {nothing_in(database)}"
     for ends, advice in _INSTEAD.items():
         if path := next((path for path in sorted(files) if path.name.endswith(ends)), None):
             return f"{text}\n{advice.format(path.relative_to(source))}"

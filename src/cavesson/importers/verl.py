@@ -11,6 +11,7 @@ from typing import Any
 from cavesson.importers.fields import group_of, parts_of, reward_of, scored, text_of, to_json, with_rest
 from cavesson.importers.rollout import Format, ImportedRollout, Origin
 from cavesson.importers.steps import step_at
+from cavesson.importers.turns import turns_of
 
 
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
@@ -23,7 +24,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     if parts := parts_of(record, place, without=_KNOWN):
         row["reward_parts"] = parts
     used = ["input", "output", "step", "gts", *scored("score", record), *parts]
-    return [ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0)]
+    turns = turns_of(record["output"])
+    return [ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0, turns=turns)]
 
 
 _KNOWN = ("input", "output", "score", "step", "gts")

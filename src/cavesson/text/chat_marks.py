@@ -3,8 +3,9 @@
 The board's page has the same table (``board/web/src/maths/conversation.ts``).
 """
 
+import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Marks(NamedTuple):
@@ -14,8 +15,9 @@ class Marks(NamedTuple):
     """opens a turn; the first group names who speaks, the second a channel, of which ``analysis`` is thinking"""
     closes: str
     """marks at the end of a turn, which are not part of what is said"""
-    first: bool = False
-    """whether the text is only known by its marks if it begins with one"""
+    order: str | None = None
+    """what the roles are in their order, with a space behind each: such marks are ordinary words, so that a text is
+    only known by them if it begins with one and this is found in its roles"""
 
 
 class Said(NamedTuple):
@@ -44,9 +46,24 @@ MARKS = (
         r"<\|(system|user|assistant|tool|observation)\|>\n?", r"\s*(?:<\|end\|>|<\|endoftext\|>|<\/s>)\s*$"
     ),
     Marks(r"\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?", r"\s*<\/s>\s*$"),
-    Marks(r"^\[(system|developer|user|assistant|tool|environment)\]\n", r"\n+$", first=True),
+    Marks(r"^\[(system|developer|user|assistant|tool|environment)\]\n", r"\n+$", r"^\w"),
+    Marks(
+        r"^\[(system|user|assistant|tool)\] ", r"\n+$",
+        r"^(?=\w+ \w)(?:system )?(?:user assistant (?:(?:tool )+assistant )*)*(?:user )?$",
+    ),
+    Marks(
+        r"^(system|user|assistant|model|tool)\n", r"\n(?![\s\S])",
+        r"^(?:system )?(?:user assistant (?:(?:tool )+assistant )*)+$",
+    ),
+    Marks(
+        r"(?<![ \t])(system|user|assistant|ipython)\n\n", r"(?!)",
+        r"^system user assistant (?:(?:user |(?:tool )+)assistant )*$",
+    ),
+    Marks(r"^(user(?=\n<tool_response>\n)|(?<=<\/tool_response>\n)assistant)\n", r"\n(?![\s\S])"),
 )  # fmt: skip
-"""Special tokens, which users cannot write where the tokenizer is used as it should be; and the importers' marks."""
+"""Special tokens, which users cannot write where the tokenizer is used as it should be; the importers' marks; and what
+is left of ChatML and Gemma's marks, of Llama 3's, and of ChatML's around results of tools in a response, where special
+tokens were skipped in decoding."""
 ROLES = {
     "model": "assistant",
     "chatbot": "assistant",
@@ -69,17 +86,92 @@ ROLES = {
     "tool▁outputs▁begin": "tool",
 }
 """Other names of the roles."""
+CALLS = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)|(?:\[TOOL_CALLS\]|<\|python_tag\|>)(.*)", re.DOTALL)
+"""Calls as Hermes, Qwen, Mistral and Llama write them."""
+RESULTS = re.compile(r"\s*(?:<tool_response>(?:(?!<tool_response>).)*</tool_response>\s*)+", re.DOTALL)
+"""A turn of the user in which Hermes and Qwen write the results of tools."""
+RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 BEGIN = re.compile(r"(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<｜begin▁of▁sentence｜>|\[gMASK\]<sop>|\s)*")
 """What a tokenizer puts before everything."""
 
 
+_LISTED = re.compile(r"\s*\[\s*\{")
+_SPEAKERS = ("system", "user", "assistant", "tool")
+_THOUGHT = re.compile(r"^\s*<think>\s*(?:</think>\s*)?$")
+"""Thinking that a template has opened in the prompt."""
+
+
 def marks_in(text: str) -> Marks | None:
     """Return the marks that a text has, None if it has none that are known."""
-    for marks in MARKS:
-        opens = re.compile(marks.opens, re.MULTILINE)
-        if opens.match(text) if marks.first else opens.search(text):
-            return marks
-    return None
+    return next((marks for marks in MARKS if _has(text, marks)), None)
+
+
+def _has(text: str, marks: Marks) -> bool:
+    opens = re.compile(marks.opens, re.MULTILINE)
+    if marks.order is None:
+        return opens.search(text) is not None
+    if not opens.match(text):
+        return False
+    roles = "".join(f"{_role(mark[1])} " for mark in opens.finditer(text))
+    return re.search(marks.order, roles) is not None
+
+
+def messages_in(text: str) -> list[dict[str, Any]] | None:
+    """Return the chat messages that a text is in JSON; None if it is anything else."""
+    if not _LISTED.match(text):
+        return None
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        return None
+    return found if found and all(map(_is_message, found)) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return content
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or "content" not in value:
+        return False
+    return _role(value["role"]) in _SPEAKERS and isinstance(value["content"], str | list | None)
+
+
+def calls_in(text: str) -> list[Any]:
+    """Return the calls that the policy wrote, parsed; a text for a call that is not JSON."""
+    written = [parsed(found[1] or found[2] or "") for found in CALLS.finditer(text)]
+    return [call for some in written for call in (some if isinstance(some, list) else [some])]
+
+
+def parsed(text: str) -> Any:
+    """Return what a text is as JSON; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def asked(prompt: str) -> str:
+    """Return what a prompt asks, for a single line: without its system turn, and without marks.
+
+    One turn of the user is its text alone; several turns have who speaks before each.
+    """
+    marks, messages = marks_in(prompt), messages_in(prompt)
+    if messages is not None:
+        said = [Said(_role(one["role"]), _content_text(one["content"])) for one in messages]
+    else:
+        said = turns_in(prompt, marks, "user") if marks else []
+    said = [one for one in said if one.role != "system" and _THOUGHT.sub("", one.text).strip()]
+    if len(said) == 1:
+        return said[0].text.strip()
+    return " ".join(f"{one.role}: {one.text.strip()}" for one in said) or prompt
+
+
+def _content_text(content: str | list[Any] | None) -> str:
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
 def turns_in(text: str, marks: Marks, first: str) -> list[Said]:

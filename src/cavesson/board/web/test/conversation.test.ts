@@ -37,6 +37,12 @@ const TEXTS: Record<string, [prompt: string, response: string]> = {
     "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>S<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
     "C<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|TOOL_TOKEN|>R<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>A<|END_OF_TURN_TOKEN|>",
   ],
+  // verl decodes without special tokens.
+  decoded: ["system\nS\nuser\nQ\nassistant\n", "C\nuser\n<tool_response>\nR\n</tool_response>\nassistant\nA"],
+  json: [
+    '[{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]',
+    '[{"role": "assistant", "content": "C"}, {"role": "tool", "content": "R"}, {"role": "assistant", "content": "A"}]',
+  ],
   marks: ["[system]\nS\n\n[user]\nQ", "[assistant]\nC\n\n[tool]\nR\n\n[assistant]\nA"],
 };
 const PROMPT = [
@@ -75,6 +81,12 @@ test("the thinking of gpt-oss, and calls of Mistral and Llama 3, are told by the
   assert.deepEqual(blocksOf(`<|python_tag|>${call}`), [{ kind: "call", text: call, name: "f" }]);
 });
 
+test("what is left of the marks of Llama 3 and Gemma, and roles in brackets, tell turns", () => {
+  assert.deepEqual(pairs("system\n\nS\n\nuser\n\nQassistant\n\n", ""), [["system", "S\n\n"], ...PROMPT.slice(1)]);
+  assert.deepEqual(pairs("user\nQ\nmodel\n", ""), PROMPT.slice(1));
+  assert.deepEqual(pairs("[system] S\n[user] Q", ""), PROMPT);
+});
+
 test("ordinary text is not read as a conversation", () => {
   const texts = [
     "",
@@ -83,6 +95,14 @@ test("ordinary text is not read as a conversation", () => {
     "text\n[user]\nmore",
     "### Human: a",
     "[1] x\n[tool_use]\n",
+    "[user] a",
+    "user\na",
+    "system\nuser\n",
+    "user\na\nassistant\nb\nassistant\nc",
+    "Dear user\n\nThe assistant\n\n",
+    "assistant\na\nuser\nb",
+    '[{"role": "user"}]',
+    '[{"role": "user", "content": "cut',
   ];
   for (const text of texts) assert.equal(templated(text, "assistant"), null, text);
 });

@@ -14,11 +14,18 @@ interface Template {
   opens: RegExp;
   /** marks at the end of a turn, which are not part of what is said */
   closes: RegExp;
-  /** the text is only known by its marks if it begins with one */
-  first?: boolean;
+  /**
+   * what the roles are in their order, with a space behind each: such marks are ordinary words, so that a text is only
+   * known by them if it begins with one and this is found in its roles
+   */
+  order?: RegExp;
 }
 
-/** Special tokens, which users cannot write where the tokenizer is used as it should be; and the importers' marks. */
+/**
+ * Special tokens, which users cannot write where the tokenizer is used as it should be; the importers' marks; and what
+ * is left of ChatML and Gemma's marks, of Llama 3's, and of ChatML's around results of tools in a response, where special
+ * tokens were skipped in decoding.
+ */
 const TEMPLATES: readonly Template[] = [
   { opens: /<\|im_start\|>([^\n<]{1,40})\n/g, closes: /\s*<\|im_end\|>\s*$/ },
   { opens: /<\|start_header_id\|>([^<]{1,40})<\|end_header_id\|>\s*/g, closes: /\s*<\|(?:eot_id|eom_id)\|>\s*$/ },
@@ -39,7 +46,23 @@ const TEMPLATES: readonly Template[] = [
     opens: /\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?/g,
     closes: /\s*<\/s>\s*$/,
   },
-  { opens: /^\[(system|developer|user|assistant|tool|environment)\]\n/gm, closes: /\n+$/, first: true },
+  { opens: /^\[(system|developer|user|assistant|tool|environment)\]\n/gm, closes: /\n+$/, order: /^\w/ },
+  {
+    opens: /^\[(system|user|assistant|tool)\] /gm,
+    closes: /\n+$/,
+    order: /^(?=\w+ \w)(?:system )?(?:user assistant (?:(?:tool )+assistant )*)*(?:user )?$/,
+  },
+  {
+    opens: /^(system|user|assistant|model|tool)\n/gm,
+    closes: /\n(?![\s\S])/,
+    order: /^(?:system )?(?:user assistant (?:(?:tool )+assistant )*)+$/,
+  },
+  {
+    opens: /(?<![ \t])(system|user|assistant|ipython)\n\n/gm,
+    closes: /(?!)/,
+    order: /^system user assistant (?:(?:user |(?:tool )+)assistant )*$/,
+  },
+  { opens: /^(user(?=\n<tool_response>\n)|(?<=<\/tool_response>\n)assistant)\n/gm, closes: /\n(?![\s\S])/ },
 ];
 
 /** Other names of the roles. */
@@ -69,18 +92,17 @@ const ROLES: Record<string, string> = {
 const BEGIN = /^(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<｜begin▁of▁sentence｜>|\[gMASK\]<sop>|\s)*/;
 
 /** Hermes and Qwen write the results of tools as a user's turn. */
-const RESULTS = /^\s*(?:<tool_response>[^]*?<\/tool_response>\s*)+$/;
+const RESULTS = /^\s*(?:<tool_response>(?:(?!<tool_response>)[^])*<\/tool_response>\s*)+$/;
 
 /**
- * The turns of a text; null if it has no marks of a template.
+ * The turns of a text; null if it has no marks of a template, and is no list of messages.
  *
  * @param first who speaks before the first mark: in a response, the assistant, whose header ends the prompt
  */
 export function templated(text: string, first: string): Said[] | null {
-  const template = TEMPLATES.find(({ opens, first: begins }) => {
-    const at = text.search(opens);
-    return begins ? at === 0 : at >= 0;
-  });
+  const messages = messagesIn(text);
+  if (messages) return messages;
+  const template = TEMPLATES.find((one) => isOf(one, text));
   if (!template) return null;
   const marks = [...text.matchAll(template.opens)];
   const begin = BEGIN.exec(text)![0].length;
@@ -96,6 +118,47 @@ export function templated(text: string, first: string): Said[] | null {
     if (role === "user" && RESULTS.test(said)) return [result(said, at)];
     return [{ role, text: said, at, ...(thinking ? { thinking } : {}) }];
   });
+}
+
+function isOf({ opens, order }: Template, text: string): boolean {
+  const at = text.search(opens);
+  if (!order || at !== 0) return !order && at >= 0;
+  return order.test([...text.matchAll(opens)].map((mark) => `${roleOf(mark[1]!)} `).join(""));
+}
+
+const SPEAKERS = new Set(["system", "user", "assistant", "tool"]);
+
+/** The chat messages that a text is in JSON. */
+function messagesIn(text: string): Said[] | null {
+  if (!/^\s*\[\s*\{/.test(text)) return null;
+  let found: unknown[];
+  try {
+    found = JSON.parse(text) as unknown[];
+  } catch {
+    return null; // not JSON, or only the beginning of it
+  }
+  return found.every(isMessage) ? found.map(saidIn).filter((one) => one.text !== "") : null;
+}
+
+interface Message {
+  role: string;
+  content: string | unknown[] | null;
+  [other: string]: unknown;
+}
+
+function isMessage(value: unknown): value is Message {
+  if (typeof value !== "object" || value === null) return false;
+  const { role, content } = value as Message;
+  const isContent = typeof content === "string" || content === null || Array.isArray(content);
+  return typeof role === "string" && SPEAKERS.has(roleOf(role)) && isContent;
+}
+
+/** What one message says: its content, and everything else that it has as JSON. */
+function saidIn({ role, content, ...others }: Message): Said {
+  const text = typeof content === "string" ? content : content === null ? "" : JSON.stringify(content);
+  const rest = Object.entries(others).filter(([, value]) => value !== null && value !== "");
+  const more = rest.length > 0 ? JSON.stringify(Object.fromEntries(rest)) : "";
+  return { role: roleOf(role), text: [text, more].filter(Boolean).join("\n"), at: 0 };
 }
 
 function roleOf(name: string): string {
