@@ -85,8 +85,8 @@ class Whole:
 
 
 def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
-    own = ("attempt", "tokens_per_second")
-    return {name: value for name, value in metrics.items() if name not in own and not name.startswith("time/")}
+    own = ("time/", "machine/", "attempt", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from cavesson.rollout.rewards.table import score
 from cavesson.rollout.settings import EnvironmentSettings
 
 pytestmark = pytest.mark.timeout(600)
-MEASURED = ("time/", "tokens_per_second", "memory/")
+MEASURED = ("time/", "tokens_per_second", "machine/")
 """Beginnings of the names of metrics that differ from run to run."""
 
 

@@ -221,3 +221,79 @@ def test_metrics_and_following_exclude_each_other(tmp_path):
     done = subprocess.run([*command, "--follow", "--metrics", "log.csv"], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "--metrics cannot be read with --follow" in done.stderr
+
+
+WANDB_LOGGED = [
+    {"_step": 0, "_timestamp": 100.0, "_runtime": 10.0, "loss": 2.0},
+    {"_step": 1, "_timestamp": 160.0, "_runtime": 70.0, "loss": 1.0},
+]
+WANDB_SAMPLED = [
+    {"_timestamp": 90.0, "system.gpu.0.gpu": 50.0, "system.gpu.0.memoryAllocatedBytes": 2.0**33, "system.disk.in": 3.0},
+    {"_timestamp": 110.0, "system.gpu.0.gpu": 80.0, "system.gpu.1.gpu": 10.0, "system.proc.memory.rssMB": 512.0},
+    {"_timestamp": 160.0, "system.gpu.0.gpu": 100.0, "system.cpu": 12.5},
+    {"_timestamp": 999.0, "system.gpu.0.powerWatts": 300.0},
+]
+OF_MACHINE = {
+    0: {"machine/gpu/0/utilization": 50.0, "machine/gpu/0/memory": 8.0, "system.disk.in": 3.0},
+    # Step 1 was logged at 160: what was sampled since step 0, and what came after the last step.
+    1: {
+        "machine/gpu/0/utilization": 90.0,
+        "machine/gpu/1/utilization": 10.0,
+        "machine/gpu/0/power": 300.0,
+        "machine/process/memory": 0.5,
+        "machine/process/cpu": 12.5,
+    },
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
+def test_what_wandb_samples_of_the_machine_is_of_the_step_that_was_logged_next(tmp_path: Path, suffix: str) -> None:
+    path, rows = tmp_path / f"metrics{suffix}", [*WANDB_SAMPLED, *WANDB_LOGGED]
+    if suffix == ".csv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+            table.writeheader()
+            table.writerows(rows)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) if suffix == ".jsonl" else json.dumps(rows))
+    read = read_metrics(path)
+    logged = [{name: value for name, value in row.items() if name != "_step"} for row in WANDB_LOGGED]
+    assert read.values == {step: logged[step] | OF_MACHINE[step] for step in (0, 1)}
+    assert any(note.startswith("4 lines of") and "logged next" in note for note in read.notes)
+    assert any(note.startswith("6 figures of the machine") for note in read.notes)
+    assert not any("not read" in note or "replaced" in note for note in read.notes)
+
+
+def test_other_tools_figures_of_the_machine_have_one_name_and_unit(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    theirs = {
+        "gpu/0/allocated_memory": 8.0,
+        "rank3/gpu/1/temp": 60.0,
+        "gpu/mean_utilization": 5.0,
+        "system/gpu_2_memory_usage_megabytes": 2**30 / 1e6,
+        "ray/node.1.gpu.0.util": 70.0,
+        "perf/cpu_memory_used_gb": 64.0,
+    }
+    lines(path, {"step": 1, "timestamp": "2026-01-01T00:00:10+00:00", "loss": 1.0}, {"step": 2, **theirs})
+    lines_of_trackio = [{"timestamp": "2026-01-01T00:00:00+00:00", "gpu/0/power": 100}, {"timestamp": "soon", "x": 1}]
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines_of_trackio)
+    read = read_metrics(path)
+    assert read.values[1] == {"loss": 1.0, "machine/gpu/0/power": 100.0}
+    assert read.values[2] == {
+        "machine/gpu/0/memory": 8.0,
+        "machine/gpu/3.1/temperature": 60.0,
+        "gpu/mean_utilization": 5.0,  # of all: it has no place among those of single GPUs
+        "machine/gpu/2/memory": pytest.approx(1.0),
+        "machine/gpu/1.0/utilization": 70.0,
+        "machine/memory": 64.0,
+    }
+    assert any(note.startswith("1 line of") and "not read" in note for note in read.notes)
+
+
+def test_lines_without_a_step_are_left_out_if_no_step_has_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines(path, {"step": 0, "loss": 1}, {"_timestamp": 5.0, "system.cpu": 50.0}, {"step": -1, "_timestamp": 1, "a": 1})
+    read = read_metrics(path)
+    assert read.values == {0: {"loss": 1.0}}
+    assert any(note.startswith("2 lines of") and "not read" in note for note in read.notes)

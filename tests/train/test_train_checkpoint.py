@@ -334,7 +334,8 @@ def saved_weights(folder: Path) -> dict[str, bytes]:
 
 
 def timeless(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.startswith(("time/", "tokens_per_second"))}
+    own = ("time/", "machine/", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 
 def record(folder: Path) -> list[Any]:

@@ -180,7 +180,7 @@ def test_learning_while_scoring_is_learning_afterwards(
         passes.append(len(seen))
         weights.append({name: p.detach().clone() for name, p in training.trainer.model.named_parameters()})
         run = cavesson.open(folder)
-        timed = [name for name in run.steps().column_names if name.startswith(("time/", "tokens_per"))]
+        timed = [name for name in run.steps().column_names if name.startswith(("time/", "machine/", "tokens_per"))]
         tables.append((run.steps().drop_columns(timed), run.tokens(1)))
     assert tables[0] == tables[1]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

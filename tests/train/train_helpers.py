@@ -237,8 +237,8 @@ def tiny_run(name: str, folder: Path, inputs: dict[str, Any] | None = None, **ch
 
 def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics but for what a clock says."""
-    own = ("attempt", "tokens_per_second")
-    return {name: value for name, value in metrics.items() if name not in own and not name.startswith("time/")}
+    own = ("time/", "machine/", "attempt", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if not name.startswith(own)}
 
 
 def everything(folder: Path) -> dict[str, Any]:

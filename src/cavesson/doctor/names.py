@@ -21,6 +21,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "policy/approx_kl": ("policy/approxkl_avg", "ppo/policy/approxkl", "actor/ppo_kl", "ppo_kl"),
     "policy/entropy": ("policy/entropy_avg", "ppo/policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy"),
     "length/response_mean": ("completions/mean_length", "response_length/mean", "response_length"),
+    "finish/length": ("completions/clipped_ratio", "response_length/clip_ratio"),
+    "group/zero_std": ("frac_reward_zero_std",),
     "loss/value": ("loss/value_avg", "ppo/loss/value", "critic/vf_loss", "critic_loss"),
     "value/explained_variance": ("ppo/val/var_explained", "critic/vf_explained_var"),
     "optim/grad_norm": ("grad_norm", "actor/grad_norm", "ppo/policy/grad_norm"),

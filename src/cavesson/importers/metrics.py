@@ -3,10 +3,13 @@
 import csv
 import json
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ import numpy as np
 from cavesson.errors import UserError
 from cavesson.importers.databases import Inside, inside, logged_in, runs_in, within
 from cavesson.importers.fields import MAX_STEP
+from cavesson.importers.machine import of_machine
 from cavesson.importers.steps import STEP_COLUMNS
 from cavesson.record.schema import STEP_COLUMNS as RESERVED
 from cavesson.text.counting import counted, some_of
@@ -27,6 +31,8 @@ AGREEING = 3
 _EXPORTED = re.compile(r"(?P<run>.+) - (?P<name>.+)")
 """A column of a chart that was exported from Weights & Biases."""
 _EXTREMES = ("__MIN", "__MAX")
+_TIMES = ("_timestamp", "timestamp")
+"""Names of the time in Weights & Biases and Trackio: seconds since 1970, or a date of ISO 8601."""
 
 
 class Metrics(NamedTuple):
@@ -39,6 +45,9 @@ class Metrics(NamedTuple):
 def read_metrics(path: Path) -> Metrics:
     """Read a file of metrics; lines of the same step are put together, and of a repeated value the last one counts.
 
+    Lines without a step, such as those that Weights & Biases samples of the machine, belong to the step that was logged
+    next, if both have a time; of several, the mean counts. Figures of the machine get Cavesson's names.
+
     Raises:
         UserError: The file does not exist, has another format, is broken, or has no step or no metric.
     """
@@ -49,6 +58,8 @@ def read_metrics(path: Path) -> Metrics:
     for line in lines:
         if line.step is not None and line.metrics:
             values.setdefault(line.step, {}).update(line.metrics)
+    for step, metrics in _sampled(lines).items():
+        values[step] = metrics | values.get(step, {})
     if not values:
         has_step = any(line.step is not None for line in lines)
         reason = (
@@ -67,18 +78,58 @@ class _Line(NamedTuple):
     metrics: dict[str, float]
     left: list[str]
     """The names of what is not a metric."""
+    time: float | None = None
+    """Seconds since 1970."""
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "_Line":
         column = min(line, key=_order, default=None)
         if column is None or _order(column) == len(STEPS):
-            return cls(None, None, {}, [])
+            time = _time_of(line)
+            return cls(None, None, {}, []) if time is None else cls(None, None, *_numbers(line, _TIMES), time)
         step = _number(line[column])
         if step is None or not step.is_integer() or not 0 <= step <= MAX_STEP:
             return cls(None, None, {}, [])
-        numbers = {name: _number(value) for name, value in line.items() if name != column and name not in _RESERVED}
-        metrics = {name: value for name, value in numbers.items() if value is not None}
-        return cls(column, int(step), metrics, [name for name in line if name != column and name not in metrics])
+        return cls(column, int(step), *_numbers(line, (column,)), _time_of(line))
+
+
+def _numbers(line: Mapping[str, Any], without: Sequence[str]) -> tuple[dict[str, float], list[str]]:
+    """Return the metrics of a line, those of the machine by Cavesson's names, and the names of what is not a metric."""
+    metrics, left = {}, []
+    for name, value in line.items():
+        number = None if name in _RESERVED else _number(value)
+        if number is not None and name not in without:
+            ours, its_value = of_machine(name, number) or (name, number)
+            metrics[ours] = its_value
+        elif name not in without:
+            left.append(name)
+    return metrics, left
+
+
+def _time_of(line: Mapping[str, Any]) -> float | None:
+    value = next((line[name] for name in _TIMES if name in line), None)
+    number = _number(value)
+    if number is not None or not isinstance(value, str):
+        return number
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except ValueError:
+        return None
+
+
+def _sampled(lines: Sequence[_Line]) -> dict[int, dict[str, float]]:
+    """Return the means of what lines without a step have, by the step that was logged next, or the last one."""
+    logged = sorted((line.time, line.step) for line in lines if line.step is not None and line.time is not None)
+    if not logged:
+        return {}
+    found = defaultdict[int, dict[str, list[float]]](lambda: defaultdict(list))
+    for line in lines:
+        if line.step is None and line.time is not None:
+            after = bisect_left(logged, (line.time,))
+            _, step = logged[min(after, len(logged) - 1)]
+            for name, value in line.metrics.items():
+                found[step][name].append(value)
+    return {step: {name: fmean(values) for name, values in metrics.items()} for step, metrics in found.items()}
 
 
 def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
@@ -87,11 +138,18 @@ def _notes(path: Path, lines: Sequence[_Line], values: Mapping[int, Mapping[str,
     columns = dict.fromkeys(line.column for line in lines if line.column)
     if [*columns] != ["step"]:
         yield f"the step of the metrics is {' or '.join(map(repr, columns))}"
-    if without := sum(line.step is None for line in lines):
-        yield f"{counted(without, 'line')} of {path} without a step, not read"
+    if machine := sum(name.startswith("machine/") for name in names):
+        yield f"{counted(machine, 'figure')} of the machine, by the names and in the units of docs/machine.md"
+    has_times = any(line.step is not None and line.time is not None for line in lines)
+    untimed = [line for line in lines if line.step is None and (line.time is None or not has_times)]
+    if placed := sum(line.step is None for line in lines) - len(untimed):
+        yield f"{counted(placed, 'line')} of {path} without a step: of the step that was logged next, by their time"
+    if untimed:
+        yield f"{counted(len(untimed), 'line')} of {path} without a step, not read"
     if left := sorted({name for line in lines for name in line.left} - names):
         yield f"not read from {path}, because it is not a number or has a reserved name: {some_of(left)}"
-    if repeated := sum(len(line.metrics) for line in lines) - sum(map(len, values.values())):
+    read = [(line.step, name) for line in lines if line.step is not None for name in line.metrics]
+    if repeated := len(read) - len(set(read)):
         yield f"{counted(repeated, 'value')} of {path} replaced by a later one of the same step"
 
 

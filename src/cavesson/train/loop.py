@@ -14,6 +14,7 @@ from cavesson.models.sharding import whole
 from cavesson.record.write.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.kept import KeptBatches
+from cavesson.train.machine import Machine
 from cavesson.train.metrics import Clock
 from cavesson.train.signals import Signals
 from cavesson.train.update import Learner, Metrics
@@ -65,6 +66,8 @@ class Trainer(ABC):
     """the step before which a fork ends; None = it does all steps"""
     recorder: Recorder | None = None
     """of this process; None before the run has begun"""
+    machine: Machine | None = None
+    """what measures the machine; None on all processes but the main one, and before the run has begun"""
     signals: Signals = field(default_factory=Signals)
     """what asks for the end of the run"""
     callbacks: Sequence[Callback] = ()
@@ -142,7 +145,7 @@ class Trainer(ABC):
                 except UserCodeError:
                     self._call(lambda callback: callback.on_failed_reward(self))
                     raise
-                failed = self._log(metrics)
+                failed = self._log(metrics | (self.machine.metrics() if self.machine else {}))
                 self.next_step += 1
                 self._heed_signal(f"after {self.next_step} of {self.end} steps")
                 self.stop = failed or self.stop

@@ -46,6 +46,7 @@ from cavesson.train.description import began, check_same_data, check_same_model,
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report
+from cavesson.train.machine import Machine
 from cavesson.train.matmul import choices_of, keep_choices, notes_on_products
 from cavesson.train.memory import enough_memory, keep_freed_memory, less_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
@@ -219,8 +220,10 @@ class Training:
         trainer, is_main = self.trainer, self.processes.is_main
         with self.processes.watched(), self._as_begun(), self._opened() as trackers:
             notes = self._notes()
+            trainer.machine = Machine(self.processes.device) if is_main else None
             with (
                 trainer.signals,
+                trainer.machine or nullcontext(),
                 Progress(trainer.end, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
                 trainer.recorder or nullcontext(),
                 trackers or nullcontext(),
