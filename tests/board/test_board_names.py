@@ -68,3 +68,12 @@ def test_metrics_of_another_trainer_are_there_under_our_names_too(tmp_path: Path
     assert got["metrics"] == {"policy/entropy": [0.5], "optim/grad_norm": [2.0], "loss/value": [3.0]}
     assert got["names"]["called"] == {"policy/entropy": "entropy", "optim/grad_norm": "train/grad_norm"}
     assert client.get("/api/runs/run/series").json()["metrics"]["entropy"] == [0.5]
+
+
+def test_names_are_asked_for_by_how_they_begin(tmp_path: Path) -> None:
+    with Recorder(new_run(tmp_path / "run")) as recorder:
+        recorder.metrics(0, {"time/a": 1.0, "time/b": 2.0, "timed": 3.0, "completions/clipped_ratio": 0.5})
+    client = client_of(board_of(tmp_path / "run"))
+    got = client.get("/api/runs/run/series", params={"names": "time/*,finish/*"}).json()["metrics"]
+    assert got == {"time/a": [1.0], "time/b": [2.0], "finish/length": [0.5]}
+    assert client.get("/api/runs/run/series", params={"names": "tim"}).json()["metrics"] == {}

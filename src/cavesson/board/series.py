@@ -24,7 +24,7 @@ NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
 
 class SeriesQuery(RunQuery):
     names: str = Field("", max_length=20_000)
-    """Metrics and columns, comma-separated; part/* for all parts of the reward; all of them if empty."""
+    """Metrics and columns, comma-separated; part/* for all whose names begin with part/; all of them if empty."""
     steps: Steps = None
     """First and last step."""
     points: int = Field(2_000, ge=2, le=20_000)
@@ -42,10 +42,8 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     metrics = _within(snapshot.metrics, query.steps)
     logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
     called = _called(logged)
-    wanted = set(query.names.split(",")) if query.names else None
     measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
-    if wanted is not None and "part/*" in wanted:
-        wanted |= {name for name in measured if name.startswith("part/")}
+    wanted = _wanted(query.names, [*logged, *called, *measured])
     columns = {
         name: rollups_of(run, snapshot, name, query.steps)
         for name in measured
@@ -69,6 +67,15 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
         },
         "names": {"metrics": logged, "rollups": measured, "called": called},
     }
+
+
+def _wanted(names: str, known: Collection[str]) -> set[str] | None:
+    """Return the names that are asked for, or None for all of them."""
+    if not names:
+        return None
+    asked = names.split(",")
+    starts = tuple(name.removesuffix("*") for name in asked if name.endswith("/*"))
+    return {*asked, *(name for name in known if name.startswith(starts))}
 
 
 def _summaries(

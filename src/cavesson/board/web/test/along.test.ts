@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Rollup, Series } from "../src/api/types";
-import { laidOver, placesAlong } from "../src/maths/along";
+import { along, laidOver, placesAlong } from "../src/maths/along";
 
 const series = {
   step: [0, 1, 2],
@@ -33,4 +33,30 @@ test("curves with different places are laid over each other in ascending order",
     [1, null, 2],
     [4, 5, null],
   ]);
+});
+
+test("examples are laid along the tokens that training read", () => {
+  const read = { step: [0, 1], metrics: { "data/tokens": [100, 50] }, rollups: {} } as Series;
+  assert.deepEqual(placesAlong(read, "tokens"), [100, 150]);
+});
+
+test("every step has a place along an axis, and every place a step", () => {
+  const tokens = along(series, "tokens");
+  assert.equal(tokens.at(-1), 0); // nothing was spent before
+  assert.equal(tokens.at(0), 40);
+  assert.equal(tokens.at(1), 80);
+  assert.equal(tokens.at(0.5), 60); // half way on the line between 40 and 80
+  assert.equal(tokens.at(2), 120); // not measured there: the line goes on
+  const time = along(series, "time");
+  for (const step of [-1, 0, 0.25, 1, 2, 3.5]) assert.ok(Math.abs(time.stepAt(time.at(step)) - step) < 1e-9);
+  assert.equal(along(series, "step").at(7), 7);
+  assert.equal(along({ ...series, rollups: {} }, "tokens").at(7), 7); // without tokens, the steps
+});
+
+test("steps that cost nothing share a place", () => {
+  const counts = { count: [1, 0, 1], mean: [10, 0, 10] } as unknown as Rollup;
+  const { at, stepAt } = along({ step: [0, 1, 2], metrics: {}, rollups: { length: counts } }, "tokens");
+  assert.deepEqual([0, 1, 2].map(at), [10, 10, 20]);
+  assert.equal(stepAt(10), 1);
+  assert.equal(stepAt(20), 2);
 });

@@ -4,9 +4,14 @@ import uPlot from "uplot";
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Card } from "../parts/card";
+import { type Translate, useText } from "../i18n";
+import type { Along } from "../maths/along";
 import { number } from "../maths/format";
+import type { Beyond } from "../maths/height";
 import { placeOf } from "../maths/series";
-import { type LineSpec, lineSvg } from "./line-spec";
+import { Switch } from "../parts/segments";
+import { useRoute } from "../state/router";
+import { leaving, type LineSpec, lineSvg, type Window, windowOf } from "./line-spec";
 import { type Palette, usePalette } from "./palette";
 import { forgetWidth, withWidth } from "./widths";
 
@@ -27,7 +32,10 @@ interface Props {
   hint?: string | undefined;
   height?: number;
   step: number;
+  /** steps, whatever the curves are drawn along */
   zoom: [number, number] | null;
+  /** where steps lie, if not at their own number */
+  along?: Along;
   marks?: Mark[];
   stretches?: Stretch[];
   onStep: (step: number) => void;
@@ -35,17 +43,31 @@ interface Props {
   children?: ComponentChildren;
 }
 
+/** The properties, and what of the chart is drawn. */
+interface Drawn extends Props {
+  window: Window;
+}
+
+const BY_STEP: Along = { at: (step) => step, stepAt: (place) => place };
+
 /** Pixels of a digit on the axes. */
 const DIGIT = 6.4;
 
 export function LineChart(props: Props) {
-  const { spec, hint, height = 150, step, zoom } = props;
+  const { spec, hint, height = 150, step, zoom, along = BY_STEP } = props;
+  const t = useText();
+  const full = useRoute().query["full"] === "1";
   const colours = usePalette();
+  const window = useMemo(
+    () => windowOf(spec, zoom && [along.at(zoom[0]), along.at(zoom[1])], full),
+    [spec, zoom?.[0], zoom?.[1], along, full],
+  );
+  const said = window.beyond ? beyondText(window.beyond, t) : "";
   const place = useRef<HTMLDivElement>(null);
   const legend = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const latest = useRef(props);
-  latest.current = props;
+  const latest = useRef<Drawn>({ ...props, window });
+  latest.current = { ...props, window };
 
   const shape = useMemo(() => shapeOf(spec), [spec]);
   useLayoutEffect(() => {
@@ -73,15 +95,15 @@ export function LineChart(props: Props) {
     plot.current?.setData(columns(spec), false);
     if (plot.current) show(plot.current, latest.current, legend.current!);
     else showValues(null, latest.current, legend.current!);
-  }, [spec, zoom?.[0], zoom?.[1]]);
+  }, [spec, window]);
   useLayoutEffect(() => plot.current?.redraw(false), [props.marks, props.stretches]);
   useLayoutEffect(() => {
-    if (plot.current) placeNeedle(plot.current, step);
+    if (plot.current) placeNeedle(plot.current, latest.current);
     showValues(plot.current, latest.current, legend.current!);
   }, [step]);
 
   return (
-    <Card title={spec.title} level={2} hint={hint} save={() => lineSvg(spec, zoom, colours)}>
+    <Card title={spec.title} level={2} hint={hint} save={() => lineSvg(spec, window, full ? "" : said, colours)}>
       <div class="legend" ref={legend}>
         {spec.curves
           .filter((curve) => !curve.faint)
@@ -94,15 +116,25 @@ export function LineChart(props: Props) {
           ))}
       </div>
       <div class="plot" ref={place} style={{ height: `${height}px` }} />
+      {said && (
+        <p class="beyond">
+          {said} <Switch name="full" label={t("fullRange")} title={t("fullRangeHint")} />
+        </p>
+      )}
       {props.children}
     </Card>
   );
 }
 
+function beyondText({ count, lowest, highest }: Beyond, t: Translate): string {
+  const values = { count, lowest: number(lowest), highest: number(highest) };
+  return t(lowest === null ? "beyondAbove" : highest === null ? "beyondBelow" : "beyondBoth", values);
+}
+
 /** What of a chart cannot be changed once it is made. */
 function shapeOf(spec: LineSpec): string {
   const curves = spec.curves.map(({ name, colour, dashed, faint }) => [name, colour, dashed, faint]);
-  return JSON.stringify([curves, spec.bands.length, spec.log, spec.continuous]);
+  return JSON.stringify([curves, spec.bands.length, spec.log, spec.unit]);
 }
 
 function columns(spec: LineSpec): uPlot.AlignedData {
@@ -115,23 +147,22 @@ function columns(spec: LineSpec): uPlot.AlignedData {
 }
 
 /** The whole run, or what is zoomed in on. */
-function show(chart: uPlot, props: Props, legend: HTMLElement): void {
-  const { spec, zoom } = props;
-  const [first, last] = zoom ?? [spec.x[0] ?? 0, spec.x[spec.x.length - 1] ?? 1];
+function show(chart: uPlot, drawn: Drawn, legend: HTMLElement): void {
+  const [first, last] = drawn.window.x;
   chart.setScale("x", { min: first, max: last > first ? last : first + 1 });
-  showValues(chart, props, legend);
+  showValues(chart, drawn, legend);
 }
 
 /** Writes each curve's value at the crosshair, else at the selected step, into the legend. */
 function showValues(chart: uPlot | null, { spec, step }: Props, legend: HTMLElement): void {
-  const index = chart?.cursor.idx ?? placeOf(spec.x, step);
+  const index = chart?.cursor.idx ?? placeOf(spec.steps ?? spec.x, step);
   const values = spec.curves
     .filter((curve) => !curve.faint)
     .map((curve) => number((curve.measured ?? curve.values)[index]));
   legend.querySelectorAll("b").forEach((place, i) => (place.textContent = values[i] ?? ""));
 }
 
-type Latest = { current: Props };
+type Latest = { current: Drawn };
 
 function options(
   latest: Latest,
@@ -155,15 +186,15 @@ function options(
     legend: { show: false },
     scales: {
       x: { time: false, auto: false },
-      y: { distr: spec.log ? 3 : 1, range: spec.log ? null : padded },
+      y: { distr: spec.log ? 3 : 1, range: spec.log ? null : () => latest.current.window.y },
     } as uPlot.Scales,
     axes: [
       {
         ...axis,
         size: 22,
-        space: 60,
+        space: spec.unit ? 80 : 60,
         values: (_, values) =>
-          values.map((value) => (spec.continuous ? number(value) : Number.isInteger(value) ? String(value) : "")),
+          values.map((value) => (spec.unit ? number(value) : Number.isInteger(value) ? String(value) : "")),
       },
       {
         ...axis,
@@ -185,7 +216,7 @@ function options(
       setCursor: [(chart) => legend.current && showValues(chart, latest.current, legend.current)],
       setSelect: [(chart) => zoomTo(chart, latest)],
       drawClear: [(chart) => drawBehind(chart, latest.current, colours)],
-      draw: [(chart) => drawMarks(chart, latest.current, colours), (chart) => placeNeedle(chart, latest.current.step)],
+      draw: [(chart) => drawMarks(chart, latest.current, colours), (chart) => placeNeedle(chart, latest.current)],
     },
   };
 }
@@ -193,13 +224,6 @@ function options(
 /** As wide as the longest number, so that no digit and no sign is cut off. */
 function axisWidth(values: string[] | null): number {
   return Math.max(46, 8 + DIGIT * Math.max(0, ...(values ?? []).map((text) => text.length)));
-}
-
-/** The measured range and a little room; a constant gets room around it. */
-function padded(_: uPlot, low: number | null, high: number | null): [number, number] {
-  if (low === null || high === null) return [0, 1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low - room, high + room];
 }
 
 function seriesOf(spec: LineSpec): uPlot.Series[] {
@@ -222,7 +246,8 @@ function seriesOf(spec: LineSpec): uPlot.Series[] {
 function listen(chart: uPlot, latest: Latest): void {
   chart.over.addEventListener("click", () => {
     if (chart.select.width > 3 || chart.cursor.idx == null) return;
-    const step = latest.current.spec.x[chart.cursor.idx];
+    const { spec } = latest.current;
+    const step = (spec.steps ?? spec.x)[chart.cursor.idx];
     if (step !== undefined) latest.current.onStep(step);
   });
   chart.over.addEventListener("dblclick", () => latest.current.onZoom(null));
@@ -231,7 +256,11 @@ function listen(chart: uPlot, latest: Latest): void {
 function zoomTo(chart: uPlot, latest: Latest): void {
   const { left, width } = chart.select;
   if (width <= 3) return;
-  const [first, last] = [chart.posToVal(left, "x"), chart.posToVal(left + width, "x")];
+  const { along = BY_STEP } = latest.current;
+  const [first, last] = [left, left + width].map((pixel) => along.stepAt(chart.posToVal(pixel, "x"))) as [
+    number,
+    number,
+  ];
   // The click that ends the drag still has to see the selection; it goes after it.
   setTimeout(() => {
     chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
@@ -244,9 +273,9 @@ function addNeedle(chart: uPlot): void {
   chart.under.append(Object.assign(document.createElement("i"), { className: "needle" }));
 }
 
-function placeNeedle(chart: uPlot, step: number): void {
+function placeNeedle(chart: uPlot, { step, along = BY_STEP }: Props): void {
   const needle = chart.under.querySelector<HTMLElement>(".needle");
-  if (needle) needle.style.transform = `translateX(${Math.round(chart.valToPos(step, "x"))}px)`;
+  if (needle) needle.style.transform = `translateX(${Math.round(chart.valToPos(along.at(step), "x"))}px)`;
 }
 
 /** The healthy range lies behind the curves. */
@@ -269,18 +298,27 @@ function drawBehind(chart: uPlot, { spec, stretches = [] }: Props, colours: Pale
   ctx.restore();
 }
 
-function drawMarks(chart: uPlot, { marks = [] }: Props, colours: Palette): void {
-  const { ctx, bbox } = chart;
-  const size = 5 * devicePixelRatio;
+/** Findings stand on the lower axis; an arrow shows where a curve leaves the chart. */
+function drawMarks(chart: uPlot, { spec, window, marks = [], along = BY_STEP }: Drawn, colours: Palette): void {
+  const { left, top, width, height } = chart.bbox;
+  const bottom = top + height;
+  const size = 7 * devicePixelRatio;
   for (const mark of marks) {
-    const x = chart.valToPos(mark.step, "x", true);
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    const y = bbox.top + bbox.height;
-    ctx.fillStyle = mark.colour || colours.bad;
-    ctx.beginPath();
-    ctx.moveTo(x, y - size * 1.4);
-    ctx.lineTo(x - size * 0.8, y);
-    ctx.lineTo(x + size * 0.8, y);
-    ctx.fill();
+    const x = chart.valToPos(along.at(mark.step), "x", true);
+    if (x >= left && x <= left + width) triangle(chart, x, bottom - size, bottom, mark.colour || colours.bad);
   }
+  for (const [place, end, colour] of leaving(spec, window)) {
+    const tip = end > 0 ? top : bottom;
+    triangle(chart, chart.valToPos(place, "x", true), tip, tip + end * size, colour);
+  }
+}
+
+function triangle({ ctx }: uPlot, x: number, tip: number, base: number, colour: string): void {
+  const half = Math.abs(base - tip) * 0.57;
+  ctx.fillStyle = colour;
+  ctx.beginPath();
+  ctx.moveTo(x, tip);
+  ctx.lineTo(x - half, base);
+  ctx.lineTo(x + half, base);
+  ctx.fill();
 }

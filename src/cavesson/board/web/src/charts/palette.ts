@@ -54,8 +54,3 @@ export function usePalette(): Palette {
   useStore(appearance);
   return palette();
 }
-
-/** The colour of the n-th curve of several equals. */
-export function curveColour(colours: Palette, index: number): string {
-  return colours[`s${(index % 8) + 1}` as "s1"];
-}

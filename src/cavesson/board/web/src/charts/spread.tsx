@@ -8,7 +8,8 @@ import { percent } from "../maths/format";
 import { apart } from "../maths/numbers";
 import { visible } from "../maths/text";
 import { type Frame, horizontal, leftAxis, vertical, bottomAxis } from "./axes";
-import { curveColour, type Palette, usePalette } from "./palette";
+import { curveColour } from "./line-spec";
+import { type Palette, usePalette } from "./palette";
 import { type Pen, type Point, straight, svgOf } from "./pen";
 import { Picture } from "./picture";
 

@@ -36,12 +36,17 @@ export function limits(values: ArrayLike<number | null>, signed: boolean): [low:
 }
 
 function fenced(values: Float64Array): [number, number] {
-  const sorted = values.slice().sort();
-  if (sorted.length === 0) return [0, 1];
-  let [low, high] = withinFences(sorted);
-  // More than half of the values are one number (sparse rewards): the fences closed on it, so judge the rest alone.
-  if (low === high) [low, high] = union([low, high], withinFences(sorted.filter((value) => value !== low)));
+  if (values.length === 0) return [0, 1];
+  const [low, high] = usualRange(values);
   return low === high ? [Math.min(0, low), Math.max(0, high) || 1] : [low, high];
+}
+
+/** The extremes of what lies within the outer fences; of values that are mostly one number, with those of the rest. */
+export function usualRange(values: Float64Array): [low: number, high: number] {
+  const sorted = values.slice().sort();
+  const [low, high] = withinFences(sorted);
+  // More than half of the values are one number (sparse rewards): the fences closed on it, so judge the rest alone.
+  return low === high ? union([low, high], withinFences(sorted.filter((value) => value !== low))) : [low, high];
 }
 
 function withinFences(sorted: Float64Array): [number, number] {

@@ -3,11 +3,12 @@
 import { useMemo } from "preact/hooks";
 import type { Series } from "../api/types";
 import { LineChart } from "../charts/line-chart";
-import { curveColour, type Palette, usePalette } from "../charts/palette";
-import type { Curve, LineSpec } from "../charts/line-spec";
+import { type Curve, curveColour, type LineSpec } from "../charts/line-spec";
+import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
-import { AXES, type Axis, hasAxis, laidOver, OF_AXES, placesAlong } from "../maths/along";
+import { AXES, type Axis, laidOver, placesAlong } from "../maths/along";
 import type { Side } from "../maths/sides";
+import { ChooseAxis, useAxisNames } from "./choose-axis";
 import { Smoothing } from "./smoothing";
 import { runs } from "../state/board";
 import { alignedNames, useSeries, useZoomed } from "../state/series";
@@ -35,16 +36,17 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
   const zoom = axis === "step" ? parseZoom(query["x"]) : null;
   const split = splitOf(query);
   const usual = USUAL.map((key) => (split ? `eval/${key}` : key));
-  const more = [...OF_AXES, ...(split ? usual : []), ...(extra ? [extra] : [])];
+  const more = [...(split ? usual : []), ...(extra ? [extra] : [])];
+  const units = useAxisNames();
   const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
   const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? run);
   const specs = useMemo(
     () =>
       [...usual, ...(extra ? [extra] : [])].flatMap((key) => {
-        const spec = overlaid(key, axis, series, names, colours);
+        const spec = overlaid(key, axis, units[axis], series, names, colours);
         return spec ? [shaped(spec, { smooth: smoothing, zero: false, log: false })] : [];
       }),
-    [...series, smoothing, split, extra, axis, colours],
+    [...series, smoothing, split, extra, axis, units.step, colours],
   );
   const stretches = useMemo(
     () => sides.flatMap(({ steps }, i) => (steps ? [{ steps, colour: curveColour(colours, i) }] : [])),
@@ -56,14 +58,14 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
       <div class="bar">
         <Smoothing value={smoothing} />
         <Also names={[...new Set(series.flatMap(alignedNames))].sort()} chosen={extra} />
-        <Along axis={axis} series={series} />
+        <ChooseAxis axis={axis} axes={AXES} series={series} />
       </div>
       <div class="charts">
         {specs.map((spec) => (
           <LineChart
             key={spec.title}
             spec={spec}
-            step={last}
+            step={axis === "step" ? last : (spec.x.at(-1) ?? 0)}
             zoom={zoom}
             stretches={axis === "step" ? stretches : []}
             onStep={() => undefined}
@@ -94,29 +96,11 @@ function Also({ names, chosen }: { names: string[]; chosen: string | null }) {
   );
 }
 
-/** What the curves are drawn along, of what some of the runs have measured. */
-function Along({ axis, series }: { axis: Axis; series: (Series | null)[] }) {
-  const t = useText();
-  const names = { step: t("step"), tokens: t("tokens"), time: t("minutes"), kl: "KL" };
-  const there = AXES.filter((one) => one === axis || series.some((known) => known && hasAxis(known, one)));
-  return (
-    <label>
-      {t("along")}
-      <select value={axis} onChange={(event) => patchRoute({ axis: event.currentTarget.value }, true)}>
-        {there.map((one) => (
-          <option key={one} value={one}>
-            {names[one]}
-          </option>
-        ))}
-      </select>
-    </label>
-  );
-}
-
 /** A curve that a trainer calls otherwise has that name in the legend. */
 function overlaid(
   key: string,
   axis: Axis,
+  unit: string,
   series: (Series | null)[],
   names: string[],
   colours: Palette,
@@ -132,5 +116,6 @@ function overlaid(
   const curves = found.flatMap(({ name, colour }, i): Curve[] =>
     values[i]!.some((value) => value !== null) ? [{ name, colour, values: values[i]! }] : [],
   );
-  return curves.length > 0 ? { title: key, x, curves, bands: [], log: false, continuous: axis !== "step" } : null;
+  if (curves.length === 0) return null;
+  return { title: key, x, curves, bands: [], log: false, ...(axis === "step" ? {} : { unit }) };
 }

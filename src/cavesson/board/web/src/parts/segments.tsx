@@ -29,7 +29,7 @@ export function Segments<K extends string>({ options, chosen, onChoose }: Props<
 
 interface SwitchProps {
   /** key of the query */
-  name: "regex" | "starred" | "zero" | "log" | "stripes" | "diff" | "seeds";
+  name: "regex" | "starred" | "zero" | "log" | "stripes" | "diff" | "seeds" | "full";
   label: string;
   title?: string;
   /** whether the label is a sign, so that the title is its name */

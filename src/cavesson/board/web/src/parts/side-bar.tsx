@@ -2,7 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { curveColour, usePalette } from "../charts/palette";
+import { curveColour } from "../charts/line-spec";
+import { usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import type { Side } from "../maths/sides";
 import { runs } from "../state/board";

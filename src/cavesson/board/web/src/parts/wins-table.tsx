@@ -1,7 +1,8 @@
 /** Who wins: the share of the common prompts on which the row's mean reward is higher than the column's. */
 
 import type { Comparison } from "../api/types";
-import { curveColour, usePalette } from "../charts/palette";
+import { curveColour } from "../charts/line-spec";
+import { usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { number, percent, whole } from "../maths/format";
 import type { Side } from "../maths/sides";

@@ -7,41 +7,8 @@ import { inSnapshot } from "../api/snapshot";
 import type { Series } from "../api/types";
 import { appended, completed, portions } from "../maths/series";
 import { boardError } from "./board";
+import { FIRST, isFirst } from "./first";
 import { createStore, useStore } from "./store";
-
-/** What the overview's main charts and the strip under the tabs draw. */
-const FIRST = [
-  "reward",
-  "eval/reward",
-  "ref_reward",
-  "eval/ref_reward",
-  "gap",
-  "eval/gap",
-  "kl_k1",
-  "entropy",
-  "length",
-  "eval/length",
-  "kl/objective",
-  "teacher/kl",
-  "kl/coef",
-  "evaluation/kl",
-  "policy/entropy",
-  "policy/clip_fraction",
-  "policy/ratio",
-  "policy/ratio_max",
-  "value/clip_fraction",
-  "value/explained_variance",
-  "optim/grad_norm",
-  "loss/total",
-  "loss/policy",
-  "loss/value",
-  "tokens_per_second",
-  "turns",
-  "eval/turns",
-  "calls",
-  "call_errors",
-  "part/*",
-];
 
 /** Charts are some 300 pixels wide; the server puts the steps of a longer run together. */
 const POINTS = 400;
@@ -111,9 +78,7 @@ async function load(run: string, names: readonly string[], steps?: string): Prom
 }
 
 async function want(run: string, more: readonly string[]): Promise<void> {
-  const names = [...FIRST, ...more.filter((name) => !name.startsWith("part/"))].filter(
-    (name) => !asked[run]?.has(name),
-  );
+  const names = [...FIRST, ...more.filter((name) => !isFirst(name))].filter((name) => !asked[run]?.has(name));
   if (names.length === 0 || (inSnapshot && asked[run])) return;
   asked[run] = new Set([...(asked[run] ?? []), ...names]);
   const there = await take(run, names, (before, answer) => (before ? completed(before, answer) : answer));

@@ -1,9 +1,11 @@
 /** Which curves the overview shows, from what a run recorded. */
 
 import type { Maybe, Rollup, Series } from "../api/types";
-import type { Band, Curve, LineSpec } from "../charts/line-spec";
-import { curveColour, type Palette } from "../charts/palette";
+import { type Band, type Curve, curveColour, type LineSpec } from "../charts/line-spec";
+import type { Palette } from "../charts/palette";
 import type { Key, Translate } from "../i18n";
+import type { Along } from "../maths/along";
+import { divided } from "../maths/moving";
 import { fromZero, smooth } from "../maths/numbers";
 
 export interface Shaping {
@@ -19,55 +21,137 @@ export const BANDS = ["quantiles", "spread", "none"] as const;
 export interface Chart {
   spec: LineSpec;
   hint?: string | undefined;
+  /** whether it keeps its place even if it never changes */
+  isKept?: boolean;
 }
 
 interface Wanted {
   title: Key;
   hint: Key;
+  isKept?: boolean;
   /** metrics of the step, or a statistic of the rollouts; what was not recorded is left out */
   curves: { name: string; from: string | Maybe[] | undefined; colour?: string; dashed?: boolean }[];
   spread?: Rollup | undefined;
   healthy?: [number, number];
 }
 
+/** What charts are made of. */
+export interface Drawing {
+  series: Series;
+  shaping: Shaping;
+  colours: Palette;
+  t: Translate;
+  /** where steps lie along the horizontal axis */
+  along: Along;
+  /** what is counted along it, if not steps */
+  unit?: string | undefined;
+}
+
 /** KL of 0 to 10 nats per response is where training is usually healthy. */
 const HEALTHY_KL: [number, number] = [0, 10];
 
-export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t: Translate): Chart[] {
-  const of = (column: string): Rollup | undefined => series.rollups[column];
-  const metric = (...names: string[]): Wanted["curves"] => names.map((from) => ({ name: short(from), from }));
-  const sides = (name: string): Wanted["curves"] =>
-    ["policy", "value"].map((side) => ({ name: side, from: `${side}/${name}` }));
+/** The overview's charts of what a run recorded, in the order of what to look at first. */
+export function mainCharts(drawing: Drawing): Chart[] {
+  const wanted = [
+    ...rewardCharts(drawing),
+    ...signalCharts(drawing),
+    ...policyCharts(drawing),
+    ...episodeCharts(drawing),
+    ...updateCharts(drawing),
+  ];
+  return wanted.flatMap((chart) => built(chart, drawing));
+}
+
+/**
+ * Charts in their order, and apart from them those in which no curve changes. The reward stays where it is.
+ *
+ * @param of the same charts of the whole run, whatever is zoomed in on
+ */
+export function arranged(charts: readonly Chart[], of: readonly Chart[]): [shown: Chart[], unchanged: Chart[]] {
+  const [, still] = divided(of, ({ spec }) => spec.curves.map((curve) => curve.measured ?? curve.values));
+  const titles = new Set(still.filter(({ isKept }) => !isKept).map(({ spec }) => spec.title));
+  const isStill = ({ spec }: Chart): boolean => titles.has(spec.title);
+  return [charts.filter((chart) => !isStill(chart)), charts.filter(isStill)];
+}
+
+const rollupsOf =
+  ({ series }: Drawing) =>
+  (column: string): Rollup | undefined =>
+    series.rollups[column];
+
+const metric = (...names: string[]): Wanted["curves"] => names.map((from) => ({ name: short(from), from }));
+
+/** A metric of training and of the held-out examples. */
+const alsoHeldOut = ({ t, colours }: Drawing, ...names: string[]): Wanted["curves"] =>
+  names.flatMap((from) => [
+    { name: short(from), from },
+    { name: `${short(from)}, ${t("evaluation")}`, from: `eval/${from}`, colour: colours.s3 },
+  ]);
+
+function rewardCharts(drawing: Drawing): Wanted[] {
+  const { series, colours, t } = drawing;
+  const of = rollupsOf(drawing);
   const parts = Object.keys(series.rollups).filter((name) => name.startsWith("part/"));
-  const klMetric = series.metrics["kl/objective"];
   // Importers know the reference's responses to any prompt, training only those to held-out ones.
   const gap = of("gap") ?? of("eval/gap");
-  const wanted: Wanted[] = [
+  const reference = (of("ref_reward") ?? of("eval/ref_reward"))?.mean;
+  return [
     {
       title: "reward",
       hint: "hintReward",
+      isKept: true,
       spread: of("reward"),
       curves: [
         { name: t("mean"), from: of("reward")?.mean },
         { name: t("evaluation"), from: of("eval/reward")?.mean, colour: colours.s3 },
-        {
-          name: t("reference"),
-          from: (of("ref_reward") ?? of("eval/ref_reward"))?.mean,
-          colour: colours.reference,
-          dashed: true,
-        },
+        { name: t("reference"), from: reference, colour: colours.reference, dashed: true },
       ],
     },
+    { title: "gap", hint: "hintGap", spread: gap, curves: [{ name: t("mean"), from: gap?.mean }] },
+    {
+      title: "pairsRight",
+      hint: "hintPairsRight",
+      curves: alsoHeldOut(drawing, "reward/accuracy", "dpo/accuracy", "kto/accuracy"),
+    },
+    {
+      title: "margin",
+      hint: "hintMargin",
+      curves: alsoHeldOut(drawing, "reward/margin", "dpo/reward_margin", "kto/reward_margin"),
+    },
+    {
+      title: "parts",
+      hint: "hintParts",
+      curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: of(name)!.mean })) : [],
+    },
+  ];
+}
+
+/** Whether there is anything to learn from. */
+function signalCharts({ series, t }: Drawing): Wanted[] {
+  const errors = named(series, "tool/", "/errors");
+  return [
+    { title: "truncated", hint: "hintTruncated", curves: [{ name: t("share"), from: "finish/length" }] },
+    { title: "zeroVariance", hint: "hintZeroVariance", curves: [{ name: t("share"), from: "group/zero_std" }] },
+    { title: "toolErrors", hint: "hintToolErrors", curves: errors },
+  ];
+}
+
+function policyCharts(drawing: Drawing): Wanted[] {
+  const { series, colours, t } = drawing;
+  const of = rollupsOf(drawing);
+  const objective = series.metrics["kl/objective"];
+  return [
     {
       title: "kl",
       hint: "hintKl",
       spread: of("kl_k1"),
       healthy: HEALTHY_KL,
       curves: [
-        { name: klMetric ? "objective" : "kl_k1", from: klMetric ?? of("kl_k1")?.mean },
+        { name: objective ? "objective" : "kl_k1", from: objective ?? of("kl_k1")?.mean },
         { name: t("evaluation"), from: "evaluation/kl", colour: colours.s3 },
       ],
     },
+    { title: "teacherKl", hint: "hintTeacherKl", curves: metric("teacher/kl") },
     {
       title: "entropy",
       hint: "hintEntropy",
@@ -86,43 +170,43 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
         { name: t("evaluation"), from: of("eval/length")?.mean, colour: colours.s3 },
       ],
     },
-    {
-      title: "parts",
-      hint: "hintParts",
-      curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: of(name)!.mean })) : [],
-    },
-    ...episodeCharts(series, of, t, colours),
-    { title: "gap", hint: "hintGap", spread: gap, curves: [{ name: t("mean"), from: gap?.mean }] },
-    { title: "explained", hint: "hintExplained", curves: metric("value/explained_variance") },
-    { title: "clip", hint: "hintClip", curves: sides("clip_fraction") },
-    { title: "ratio", hint: "hintRatio", curves: metric("policy/ratio", "policy/ratio_max") },
-    { title: "gradient", hint: "hintGradient", curves: metric("optim/grad_norm") },
-    { title: "loss", hint: "hintLoss", curves: metric("loss/total", "loss/policy", "loss/value") },
-    { title: "klCoefficient", hint: "hintKlCoefficient", curves: metric("kl/coef") },
-    { title: "throughput", hint: "hintThroughput", curves: metric("tokens_per_second") },
   ];
-  return wanted.flatMap((chart) => built(chart, series, shaping, colours, t));
 }
 
-const EPISODES = /^(?:episode|tool|finish)\//;
+function updateCharts(drawing: Drawing): Wanted[] {
+  const sides = ["policy", "value"].map((side) => ({ name: side, from: `${side}/clip_fraction` }));
+  return [
+    { title: "loss", hint: "hintLoss", curves: losses(drawing) },
+    { title: "explained", hint: "hintExplained", curves: metric("value/explained_variance") },
+    { title: "gradient", hint: "hintGradient", curves: metric("optim/grad_norm") },
+    { title: "clip", hint: "hintClip", curves: sides },
+    { title: "ratio", hint: "hintRatio", curves: metric("policy/ratio", "policy/ratio_max") },
+    { title: "klCoefficient", hint: "hintKlCoefficient", curves: metric("kl/coef") },
+  ];
+}
 
-export const isOfEpisodes = (metric: string): boolean => EPISODES.test(metric);
+/** Of examples, the loss is judged on held-out ones; of rollouts, its parts are shown. */
+function losses(drawing: Drawing): Wanted["curves"] {
+  const { metrics } = drawing.series;
+  if (metrics["loss/nll"]) return alsoHeldOut(drawing, "loss/nll");
+  if (metrics["eval/loss/total"]) return alsoHeldOut(drawing, "loss/total");
+  return metric("loss/total", "loss/policy", "loss/value");
+}
+
+/** Curves of the metrics between a start and an end of their names, which are left out of the legend. */
+const named = (series: Series, start: string, end: string): Wanted["curves"] =>
+  Object.keys(series.metrics)
+    .filter((name) => name.startsWith(start) && name.endsWith(end))
+    .sort()
+    .map((from) => ({ name: from.slice(start.length, from.length - end.length), from }));
 
 /** Turns, tools and ends of episodes; none of a run without turns. */
-function episodeCharts(
-  series: Series,
-  of: (column: string) => Rollup | undefined,
-  t: Translate,
-  colours: Palette,
-): Wanted[] {
+function episodeCharts(drawing: Drawing): Wanted[] {
+  const { series, colours, t } = drawing;
+  const of = rollupsOf(drawing);
   const turns = of("turns");
   if (!turns && !series.metrics["episode/turns"]) return [];
-  const metrics = Object.keys(series.metrics).filter(isOfEpisodes).sort();
-  const named = (start: string, end: string): Wanted["curves"] =>
-    metrics
-      .filter((name) => name.startsWith(start) && name.endsWith(end))
-      .map((from) => ({ name: from.slice(start.length, from.length - end.length), from }));
-  const calls = named("tool/", "/calls");
+  const calls = named(series, "tool/", "/calls");
   const counted = [
     { name: t("calls"), from: of("calls")?.mean },
     { name: t("failed"), from: of("call_errors")?.mean, colour: colours.bad },
@@ -138,30 +222,62 @@ function episodeCharts(
       ],
     },
     { title: "toolCalls", hint: "hintToolCalls", curves: calls.length > 0 ? calls : counted },
-    { title: "toolErrors", hint: "hintToolErrors", curves: named("tool/", "/errors") },
-    { title: "toolSeconds", hint: "hintToolSeconds", curves: named("tool/", "/seconds") },
-    { title: "episodeEnds", hint: "hintEpisodeEnds", curves: named("finish/", "") },
+    { title: "toolSeconds", hint: "hintToolSeconds", curves: named(series, "tool/", "/seconds") },
+    { title: "episodeEnds", hint: "hintEpisodeEnds", curves: named(series, "finish/", "") },
   ];
 }
 
 /** The chart's title says the rest. */
 const short = (metric: string): string => metric.slice(metric.indexOf("/") + 1);
 
-/** Every other metric by the part of its name before the slash. */
-export function otherCharts(series: Series, shaping: Shaping, colours: Palette, find: string): Map<string, Chart[]> {
+const TOTALS = ["time/total", "time/step"];
+
+/** What the machine did: the GPUs, the processors, the memory, and where the time went. */
+export function machineCharts(drawing: Drawing): Chart[] {
+  const { series, t } = drawing;
+  const gpus = (figure: string): Wanted["curves"] =>
+    named(series, "machine/gpu/", `/${figure}`).map((curve) => ({ ...curve, name: `GPU ${curve.name}` }));
+  const peaks = gpus("memory_peak").map(({ name, from }) => ({ name: t("peakOf", { name }), from, dashed: true }));
+  const stages = named(series, "time/", "").filter(({ from }) => !TOTALS.includes(from as string));
+  const host = (figure: string): Wanted["curves"] => [
+    { name: t("thisMachine"), from: `machine/${figure}` },
+    { name: t("process"), from: `machine/process/${figure}` },
+  ];
+  const wanted: Wanted[] = [
+    { title: "throughput", hint: "hintThroughput", curves: metric("tokens_per_second") },
+    { title: "stages", hint: "hintStages", curves: stages },
+    { title: "gpuUtilization", hint: "hintGpuUtilization", curves: gpus("utilization") },
+    { title: "gpuMemory", hint: "hintGpuMemory", curves: [...gpus("memory"), ...peaks] },
+    { title: "gpuTemperature", hint: "hintGpuTemperature", curves: gpus("temperature") },
+    { title: "gpuPower", hint: "hintGpuPower", curves: gpus("power") },
+    { title: "cpu", hint: "hintCpu", curves: host("cpu") },
+    { title: "memory", hint: "hintMemory", curves: host("memory") },
+  ];
+  return wanted.flatMap((chart) => built(chart, drawing));
+}
+
+/** Every metric by the part of its name before the slash. */
+export function otherCharts(drawing: Drawing, find: string): Map<string, Chart[]> {
+  const { series, colours } = drawing;
   const groups = new Map<string, Chart[]>();
   for (const name of Object.keys(series.metrics).sort()) {
     if (!name.toLowerCase().includes(find.toLowerCase())) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "";
     const curves = [{ name, values: series.metrics[name]!, colour: colours.s1 }];
-    const spec = shaped({ title: name, x: series.step, curves, bands: [], log: false }, shaping);
+    const spec = shaped({ ...placed(name, drawing), curves, bands: [] }, drawing.shaping);
     groups.set(group, [...(groups.get(group) ?? []), { spec }]);
   }
   return groups;
 }
 
-function built(wanted: Wanted, series: Series, shaping: Shaping, colours: Palette, t: Translate): Chart[] {
-  const { title, hint, curves, spread, healthy } = wanted;
+function placed(title: string, { series, shaping, along, unit }: Drawing): Omit<LineSpec, "curves" | "bands"> {
+  const frame = { title, x: series.step, log: shaping.log };
+  return unit === undefined ? frame : { ...frame, unit, x: series.step.map(along.at), steps: series.step };
+}
+
+function built(wanted: Wanted, drawing: Drawing): Chart[] {
+  const { title, hint, isKept = false, curves, spread, healthy } = wanted;
+  const { series, shaping, colours, t } = drawing;
   const found = curves.flatMap(({ name, from, colour, dashed = false }, i): Curve[] => {
     const values = typeof from === "string" ? series.metrics[from] : from;
     const measured = values?.some((value) => value !== null);
@@ -169,8 +285,8 @@ function built(wanted: Wanted, series: Series, shaping: Shaping, colours: Palett
   });
   if (found.length === 0) return [];
   const bands = spread && !shaping.zero ? bandsOf(spread, shaping.band, colours.s1) : [];
-  const spec: LineSpec = { title: t(title), x: series.step, curves: found, bands, log: shaping.log, healthy };
-  return [{ spec: shaped(spec, shaping), hint: t(hint) }];
+  const spec: LineSpec = { ...placed(t(title), drawing), curves: found, bands, healthy };
+  return [{ spec: shaped(spec, shaping), hint: t(hint), isKept }];
 }
 
 function bandsOf({ mean, sd, ...rollup }: Rollup, kind: Shaping["band"], colour: string): Band[] {
