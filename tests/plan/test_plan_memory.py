@@ -41,6 +41,8 @@ def predicted(
     command: str = "ppo",
     **changes: Any,
 ) -> Memory:
+    """Predict the memory of a run; its layers are not compiled, unless a test says so, because tracing takes seconds."""
+    changes = {"model__compile": "none"} | changes
     key = repr((command, largest, place, changes))
     if key not in _KNOWN:
         _KNOWN[key] = rollout_memory(run_of(command, folder, **changes), largest, tokenizer, 0, place)
@@ -76,7 +78,8 @@ def test_on_a_gpu_the_head_takes_a_piece_of_logits_and_their_gradient(
 ) -> None:
     largest = MANY._replace(response=200)
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        head = predicted(tmp_path, tokenizer, largest, model__dtype=dtype).phases["learning"]["logits and head"]
+        memory = predicted(tmp_path, tokenizer, largest, model__dtype=dtype, model__compile="auto")
+        head = memory.phases["learning"]["logits and head"]
         logits, weight = 4 * 200 * 258, 96 * 258
         assert (4 + size) * logits <= head <= (4 + size) * logits + 4 * 4 * weight
 
