@@ -41,7 +41,7 @@ def predicted(
     command: str = "ppo",
     **changes: Any,
 ) -> Memory:
-    """Predict the memory of a run; its layers are not compiled, unless a test says so, because tracing takes seconds."""
+    """Predict the memory of a run. Layers are compiled only where a test says so, because tracing takes seconds."""
     changes = {"model__compile": "none"} | changes
     key = repr((command, largest, place, changes))
     if key not in _KNOWN:

@@ -163,23 +163,26 @@ class Sample:
 
     def mean_by_step(self, values: Array) -> Series:
         """Return the mean over the finite values [N] of the trained tokens of each step."""
-        return self._by_step(values)[0]
+        return self._mean(*self._measured(values, self.trained))
 
     def variance_by_step(self, values: Array, of: Array | None = None) -> Series:
         """Return the variance over the finite values [N] of each step, of the tokens ``of`` [N] or the trained ones."""
-        return self._by_step(values, of)[1]
+        where, values = self._measured(values, self.trained if of is None else of)
+        mean = self._mean(where, values)
+        centre = np.zeros(len(self.rows.steps))
+        centre[np.searchsorted(self.rows.steps, mean.step)] = mean.value
+        return self._mean(where, (values - centre[where]) ** 2)
 
-    def _by_step(self, values: Array, of: Array | None = None) -> tuple[Series, Series]:
-        there = np.isfinite(values) & (self.trained if of is None else of)
-        where, values = self.place[there], values[there]
+    def _measured(self, values: Array, of: Array) -> tuple[Array, Array]:
+        """Return the indices of the steps of the finite values of some tokens, and the values."""
+        there = np.isfinite(values) & of
+        return self.place[there], values[there]
+
+    def _mean(self, where: Array, values: Array) -> Series:
         size = len(self.rows.steps)
         count = np.bincount(where, minlength=size)
         known = count > 0
-        with np.errstate(invalid="ignore"):
-            mean = np.bincount(where, values, size) / count
-            variance = np.bincount(where, (values - mean[where]) ** 2, size) / count
-        steps = self.rows.steps[known]
-        return Series(steps, mean[known]), Series(steps, variance[known])
+        return Series(self.rows.steps[known], np.bincount(where, values, size)[known] / count[known])
 
     def worst(self, values: Array) -> tuple[Evidence, ...]:
         """Return the tokens with the largest of the values [N] as evidence, at most one per rollout."""

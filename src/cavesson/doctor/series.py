@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavesson.doctor.mann_kendall import mann_kendall
+from cavesson.sorted_arrays import are_first
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,8 +58,10 @@ def series(step: Array, value: Array) -> Series:
 
 def mean_by_step(step: Array, values: Array) -> Series:
     """Return the mean of the finite values [n] of each step."""
-    steps, where = np.unique(step, return_inverse=True)
-    return Series(steps, np.bincount(where, values) / np.bincount(where))
+    order = np.argsort(step, kind="stable")  # takes no time if the steps ascend, as those of rollouts do
+    step = step[order]
+    begin = np.flatnonzero(are_first(step))
+    return Series(step[begin], np.add.reduceat(values[order], begin) / np.diff(begin, append=len(step)))
 
 
 def together(*several: Series) -> list[Series]:

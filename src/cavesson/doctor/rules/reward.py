@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import clear_of
@@ -199,9 +200,11 @@ def reward_outliers(data: RunData, *, limit: float = 15.0, rare: float = Share(1
 
 def _are_verdicts(reward: Array) -> Array:
     """Return [n] whether a reward is one of the few values that nearly all rewards have."""
-    _, which, count = np.unique(reward.round(6), return_inverse=True, return_counts=True)
-    most = np.argsort(-count, kind="stable")[:VERDICTS]
-    return np.asarray(np.isin(which, most) & (count[most].sum() >= NEARLY_ALL * len(reward)))
+    rounded = reward.round(6) + 0.0  # -0.0 is 0.0
+    value, count = pc.value_counts(pa.array(rounded)).flatten()
+    most = np.argsort(-count.to_numpy(), kind="stable")[:VERDICTS]
+    nearly_all = count.to_numpy()[most].sum() >= NEARLY_ALL * len(reward)
+    return np.asarray(np.isin(rounded, value.to_numpy()[most]) & nearly_all)
 
 
 @rule(
