@@ -44,6 +44,7 @@ VIEWS = {
     "tokens": ".tok",
     "patterns": ".patterns td",
     "compare": ".group .siblings button b",
+    "sql": ".examples button",
     "settings": ".settings td",
 }
 """By view: what is there once it is drawn."""

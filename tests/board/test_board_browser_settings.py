@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 from browser_helpers import BoardProcess, go, opened, record_run, settle
@@ -139,9 +139,22 @@ def hostile(tmp_path_factory):
         yield board
 
 
+SQL = "sql?" + urlencode({"query": "SELECT prompt, finish_reason, count(*) AS n FROM rows GROUP BY ALL"})
+
+
 @pytest.mark.slow
 def test_no_name_of_a_record_acts_on_the_page(browser, hostile):
-    views = ("overview", "step", "responses", "patterns", "compare", "settings", "responses?at=2.1", "overview?all=1")
+    views = (
+        "overview",
+        "step",
+        "responses",
+        "patterns",
+        "compare",
+        "settings",
+        "responses?at=2.1",
+        "overview?all=1",
+        SQL,
+    )
     with opened(browser, f"{hostile.address}/overview") as page:
         for view in views:
             go(page, f"/{view}")

@@ -15,7 +15,7 @@ from cavesson.record.derived import DERIVED
 I18N = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web" / "src" / "i18n"
 LANGUAGES = {"en": "en-US", "zh": "zh-CN", "vi": "vi-VN"}
 # Columns of the record, which have the same name in every language.
-COLUMNS = {"value", "return_to_go", "return", "entropy", "length", "reward"}
+COLUMNS = {"value", "return_to_go", "return", "entropy", "length", "reward", "sum"}
 
 
 def words(language: str) -> dict[str, str]:

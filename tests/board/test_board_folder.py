@@ -91,12 +91,30 @@ def test_nothing_is_opened_or_written_until_a_run_is_looked_at(tmp_path: Path) -
 def test_the_last_reward_has_the_interval_of_its_mean(tmp_path: Path) -> None:
     run_of(tmp_path / "a", rewards=[1.0, 2.0, 3.0, 6.0])
     (line,) = lines_of(client_of(Board([], folders=[tmp_path]))).values()
-    # The deviations from 3 are −2, −1, 0 and 3: the variance is 14 / 3, and the standard error √(14 / 3 / 4).
-    half = 1.959964 * math.sqrt(14 / 12)
+    # Two responses to each prompt, whose means 1.5 and 4.5 have the standard error 1.5; Student's t of one degree of
+    # freedom is a Cauchy variable, whose quantile is a tangent.
+    half = 1.5 * math.tan(math.pi * (0.975 - 0.5))
     assert line["steps"] == 2 and line["gain"] is None
     assert line["reward"] == {
         "mean": 3, "low": pytest.approx(3 - half), "high": pytest.approx(3 + half), "count": 4, "step": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [[0, 0, 1, 1], None], ids=["groups", "prompts"])
+def test_responses_to_a_prompt_count_as_one_in_the_intervals_of_the_table(tmp_path: Path, group: Any) -> None:
+    """Each prompt has one reward, which is given twice: what is known is what the two prompts say."""
+    new_run(tmp_path / "a")
+    with Recorder(tmp_path / "a") as recorder:
+        rows = {"sample": np.arange(4), "prompt": ["p", "p", "q", "q"], "response": ["r"] * 4}
+        rows |= {"reward": [1.0, 1.0, 4.0, 4.0], "ref_reward": [0.0, 0.0, 1.0, 1.0], "split": ["eval"] * 4}
+        recorder.rollouts(0, rows if group is None else rows | {"group": group})
+        recorder.rollouts(1, rows | {"split": ["train"] * 4, "group": group or [None] * 4})
+    (line,) = lines_of(client_of(Board([], folders=[tmp_path]))).values()
+    # Of two means, the standard error is half of their distance.
+    for name, mean, error in (("reward", 2.5, 1.5), ("gain", 2.0, 1.0)):
+        half = error * math.tan(math.pi * (0.975 - 0.5))
+        assert line[name]["mean"] == mean and line[name]["count"] == 4
+        assert [line[name]["low"], line[name]["high"]] == pytest.approx([mean - half, mean + half])
 
 
 def test_the_gain_is_that_of_held_out_prompts_at_the_last_evaluation(tmp_path: Path) -> None:

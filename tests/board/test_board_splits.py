@@ -103,6 +103,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("prompts", {"sort": "improved"}),
     "one prompt": (f"prompts/{id_of('prompt 1')}", {}),
     "compare": ("compare", {"runs": "run@0-9,run@10-19"}),
+    "statistics": ("statistics", {"filter": "reward > 5", "words": True}),
+    "statistics of some steps": ("statistics", {"filter": 'finish_reason == "eos"', "steps": "3-12"}),
+    "statistics of a search": ("statistics", {"q": "b?[x-z]", "regex": True}),
     "extremes": ("rows", {"sort": "-reward", "steps": "6", "limit": 4}),
     "list": ("rows", {"sort": "step", "limit": 200}),
 }
@@ -301,7 +304,7 @@ def test_every_request_that_counts_responses_has_a_split(records: Records) -> No
         if one["name"] == "split"
     }
     some = {"histogram", "ridge", "heat", "rows", "hits", "groups", "never-beats", "patterns", "export", "tools"}
-    some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}", "statistics"}
+    some |= {"similar/{step}/{sample}", "prompts", "prompts/{prompt}", "statistics", "rescored"}
     assert known == {f"/api/runs/{{run}}/{name}" for name in some} | {"/api/compare"}
     wrong = records.both.get("/api/runs/run/rows", params={"split": "test"})
     assert wrong.status_code == 422 and re.search("'train', 'given' or 'eval'", wrong.json()["error"])

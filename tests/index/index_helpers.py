@@ -1,14 +1,16 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import cavesson.record
 from cavesson.board.indexing import Indexing
 from cavesson.index.build import Builder
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.record import Recorder, begin_attempt, write_run
+from cavesson.record.rescored import SCHEMA, description, write_rescored
 
 WORDS = [
     "the",
@@ -97,3 +99,14 @@ def indexed(folder: Path) -> Snapshot:
     while builder.advance():
         pass
     return snapshot(folder / "index")
+
+
+def add_rewards(folder: Path, name: str, steps: Iterable[int], of: Callable[[pa.Table], Any]) -> None:
+    """Write rewards of some steps as ``cavesson rescore`` does; ``of`` gets their rows."""
+    run = cavesson.record.open(folder)
+    rows = run.rows(None, list(steps))
+    content = {column: rows[column] for column in ("step", "attempt", "sample")} | {"reward": pa.array(of(rows))}
+    missing = {field.name: pa.nulls(len(rows), field.type) for field in SCHEMA if field.name not in content}
+    (folder / "rescored" / name).mkdir(parents=True, exist_ok=True)
+    run.storage.create(description(name), b"{}")
+    write_rescored(run.storage, name, pa.table(content | missing).select(SCHEMA.names).cast(SCHEMA))

@@ -1,24 +1,14 @@
 """Rewards that were computed again as columns of the index."""
 
 import numpy as np
-import pyarrow as pa
-from index_helpers import indexed, new_run, record
+from index_helpers import add_rewards, indexed, new_run, record
 
-import cavesson.record
 from cavesson.index.filters import matches
 from cavesson.index.orders import order
-from cavesson.record.rescored import SCHEMA, description, write_rescored
 
 
 def add(folder, name, steps, scale):
-    run = cavesson.record.open(folder)
-    rows = run.rows(["step", "attempt", "sample"], steps)
-    reward = pa.array(scale * rows["sample"].to_numpy().astype(float))
-    empty = [pa.nulls(len(rows), SCHEMA.field(column).type) for column in SCHEMA.names[4:]]
-    columns = dict(zip(SCHEMA.names, [rows["step"], rows["attempt"], rows["sample"], reward, *empty], strict=True))
-    (folder / "rescored" / name).mkdir(parents=True, exist_ok=True)
-    run.storage.create(description(name), b"{}")
-    write_rescored(run.storage, name, pa.table(columns, SCHEMA))
+    add_rewards(folder, name, steps, lambda rows: scale * rows["sample"].to_numpy().astype(float))
 
 
 def test_a_filter_and_an_order_know_the_rewards(tmp_path):

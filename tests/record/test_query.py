@@ -8,7 +8,7 @@ import sys
 import time
 from decimal import Decimal
 from pathlib import Path
-from threading import Thread, main_thread
+from threading import Event, Thread, Timer, main_thread
 from typing import Any
 from uuid import UUID
 
@@ -98,6 +98,39 @@ def test_a_query_that_takes_too_much_memory_is_ended(run, text):
 def test_a_query_that_is_no_text_is_told_so(run, text):
     with pytest.raises(UserError, match="not valid UTF-8"):
         query(run, text)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("SELECT rewrd FROM rows", "line 1, column 8", 'column "rewrd" not found in FROM clause! Candidate bindings: '),
+        ("SELECT step,\n  'é', rewrd\nFROM rows", "line 2, column 8", 'column "rewrd" not found'),
+        ("SELECT step\nFROM nowhere", "line 2, column 6", "Table with name nowhere does not exist!"),
+        ("SELECT step,,\nFROM rows", "line 1, column 13", 'syntax error at or near ","'),
+        ("SELECT step\nFROM rows WHERE nothing(step)", "line 2, column 17", "nothing does not exist!"),
+        ("SELECT step, reward, count(*) FROM rows GROUP BY step", "line 1, column 14", "GROUP BY"),
+    ],
+)
+def test_what_is_wrong_with_a_query_is_told_with_its_place(run, text, place, said):
+    with pytest.raises(UserError) as caught:
+        query(run, text)
+    assert str(caught.value).startswith(f"{place}: ") and said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["SELECT 'x'::INT", "SELECT 'x'::INT FROM rows"])
+def test_an_error_in_a_value_has_no_place(run, text):
+    with pytest.raises(UserError, match=r"^Conversion Error: Could not convert string 'x' to INT32"):
+        query(run, text)
+
+
+def test_a_query_that_nobody_wants_any_more_is_ended(run):
+    cancelled = Event()
+    Timer(1.0, cancelled.set).start()
+    began = time.monotonic()
+    with pytest.raises(UserError, match="the query was cancelled"):
+        query(run, "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b", cancelled=cancelled)
+    assert 1.0 <= time.monotonic() - began < 5 and not record_query._running
 
 
 def test_who_is_interrupted_leaves_no_query_behind(run):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import cavesson.record
 from cavesson.config import load
 from cavesson.errors import UserError
+from cavesson.ops.order_changes import order_changes
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record.read.query import query
-from cavesson.tools.order_changes import order_changes
 from cavesson.tools.rescore import rescore
 from cavesson.tools.settings import RescoreSettings
 
@@ -151,6 +151,9 @@ def test_order_changes_equal_those_of_a_loop_over_all_pairs(rows):
     found = order_changes(np.array(recorded, float), np.array(again, float), np.array(group, int), 20)
     assert (found.pairs, found.ordered, found.flipped, found.flipped_groups) == slow(recorded, again, group)
     assert len(found.worst) == found.flipped_groups
+    for name, ordered_in, flipped_in in zip(sorted(set(group)), found.ordered_in, found.flipped_in, strict=True):
+        mine = [[one[i] for i in range(len(group)) if group[i] == name] for one in (recorded, again, group)]
+        assert (ordered_in, flipped_in) == slow(*mine)[1:3]
     gaps = [(recorded[one] - recorded[other]) * (again[one] - again[other]) for one, other in found.worst]
     assert gaps == sorted(gaps)
     for (one, other), gap in zip(found.worst, gaps, strict=True):

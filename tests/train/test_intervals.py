@@ -11,8 +11,10 @@ from cavesson.ops.intervals import (
     Interval,
     change,
     mean_interval,
+    mean_interval_of_sums,
     proportion_interval,
     share_interval,
+    share_interval_of_counts,
     twin_correlation,
 )
 
@@ -215,3 +217,17 @@ def test_a_share_of_independent_trials_has_the_exact_interval(wins, trials):
     assert found.mean == wins / trials
     exact = stats.binomtest(wins, trials).proportion_ci(method="exact")
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
+
+
+GROUPED = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@settings(max_examples=100)
+@given(GROUPED)
+def test_sums_and_counts_of_groups_say_as_much_as_their_values(members: list[list[int]]) -> None:
+    values = [value for group in members for value in group]
+    groups = [number for number, group in enumerate(members) for _ in group]
+    wins, sizes = [sum(group) for group in members], [len(group) for group in members]
+    assert bounds(share_interval_of_counts(wins, sizes)) == pytest.approx(bounds(share_interval(values, groups)))
+    of_sums = mean_interval_of_sums(np.array(wins, float), np.array(sizes))
+    assert bounds(of_sums) == pytest.approx(bounds(mean_interval(values, groups)))

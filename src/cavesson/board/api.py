@@ -15,6 +15,7 @@ from cavesson.board import (
     overview,
     patterns,
     prompts,
+    rescored,
     rollout,
     rows,
     search,
@@ -22,22 +23,25 @@ from cavesson.board import (
     series,
     similar,
     sql,
+    sql_tables,
     statistics,
     table,
     tools,
 )
-from cavesson.board.runs import Board
 from cavesson.board.selection import Query
 
 BINARY = "application/octet-stream"
 
 
 class Endpoint(NamedTuple):
-    """A request: parameters in ``path`` and the query string are validated as ``query`` and passed to ``answer``."""
+    """A request: parameters in ``path`` and the query string are validated as ``query`` and passed to ``answer``.
+
+    A heavy one also gets an event, which is set when nobody waits for the answer any more.
+    """
 
     method: str
     path: str
-    answer: Callable[[Board, Any], Any]
+    answer: Callable[..., Any]
     query: type[Query]
     media: str = "application/json"
     heavy: bool = False
@@ -78,7 +82,9 @@ ENDPOINTS = (
         "GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery, made_from="texts"
     ),
     Endpoint("GET", "/api/runs/{run}/export", export.export, export.ExportQuery, export.ALL_MEDIA),
+    Endpoint("GET", "/api/runs/{run}/tables", sql_tables.tables, selection.RunQuery),
     Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
+    Endpoint("GET", "/api/runs/{run}/rescored", rescored.rescored, rescored.RescoredQuery, made_from="numbers"),
     Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery, made_from="numbers"),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
     Endpoint("GET", "/api/runs/{run}/labels", labels.labels, selection.RunQuery),

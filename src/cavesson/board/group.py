@@ -8,10 +8,11 @@ import pyarrow as pa
 from cavesson.board.excerpts import LENGTH
 from cavesson.board.groups import MAX_SHOWN, group_of
 from cavesson.board.rollout import RolloutQuery, read, split_of
-from cavesson.board.rows import last_said
+from cavesson.board.rows import last_said, plain
 from cavesson.board.runs import Board, OpenRun, reading
 from cavesson.board.selection import step_of
 from cavesson.index.columns import Array
+from cavesson.index.rescored import PREFIX
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.splits import Split
 from cavesson.text.final_answer import short_answer
@@ -29,7 +30,8 @@ def group(board: Board, query: RolloutQuery) -> dict[str, Any]:
 
     ``answer`` is the final answer of a response: what is boxed, what follows ####, or the last number; of an episode
     whose last turn has none of these, the start of that turn. ``advantage`` is the mean over the tokens that were
-    learned from. ``total`` counts all responses, of which at most 64 are returned.
+    learned from, and ``rescored`` has the rewards that ``cavesson rescore`` computed. ``total`` counts all responses,
+    of which at most 64 are returned.
     """
     run = board.run(query.run)
     row = read(run, query.step, query.sample).row
@@ -58,13 +60,14 @@ def _responses(run: OpenRun, snapshot: Snapshot, rows: Array) -> list[dict[str, 
     with reading():
         advantages = mean_advantages(run.record.tokens_of(keys), [sample for _, sample in keys])
     said = last_said(run.turns(snapshot, rows), len(rows))
-    for line, advantage, last in zip(lines, advantages, said, strict=True):
+    rescored = {name: plain(snapshot, PREFIX + name, rows) for name in sorted(snapshot.state.rescored)}
+    for at, (line, advantage, last) in enumerate(zip(lines, advantages, said, strict=True)):
         response = line["response"]
         for name in ("parts", "weights", "reasons"):
             line[name] = line.pop(f"reward_{name}") or {}
         line["labels"] = [label._asdict() for label in run.labels.of((line["step"], line["sample"]))]
         line |= {"advantage": advantage, "answer": short_answer(last or response) or (last and last[:LENGTH])}
-        line |= {"response": response[:MAX_TEXT]}
+        line |= {"rescored": {name: values[at] for name, values in rescored.items()}, "response": response[:MAX_TEXT]}
         line |= {"response_truncated": len(response) if len(response) > MAX_TEXT else None}
     return lines
 

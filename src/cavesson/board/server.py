@@ -5,7 +5,8 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,10 @@ def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Requ
         if endpoint.method in ("PUT", "POST"):
             given = _together(given, await _body(request))
         query = endpoint.query.model_validate(given)
-        async with queries.turn() if endpoint.heavy else nullcontext():
+        if endpoint.heavy:
+            async with queries.turn():
+                answer = await _wanted(request, partial(endpoint.answer, board, query))
+        else:
             answer = await asyncio.get_running_loop().run_in_executor(THREADS, answered, board, endpoint, query)
         release_memory()
         if isinstance(answer, Response):
@@ -91,6 +95,22 @@ def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Requ
         return json_response(answer)
 
     return handle
+
+
+async def _wanted(request: Request, answer: Callable[[Event], Any]) -> Any:
+    """Return an answer that a thread makes, and tell it if the client has closed the connection meanwhile."""
+    cancelled = Event()
+    watch = asyncio.create_task(_watch(request, cancelled))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(THREADS, answer, cancelled)
+    finally:
+        watch.cancel()
+
+
+async def _watch(request: Request, cancelled: Event) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    cancelled.set()
 
 
 async def _body(request: Request) -> dict[str, Any]:

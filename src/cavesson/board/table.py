@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,16 +18,16 @@ from cavesson.board.runs import LIVE_SECONDS, Board, Listed, reading
 from cavesson.board.selection import NoQuery
 from cavesson.errors import UserError
 from cavesson.findings.stored import Findings, findings_file, read_findings
+from cavesson.ops.intervals import mean_interval
 from cavesson.record import Run
+from cavesson.record.read.both_rewards import prompt_numbers
 from cavesson.record.read.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.read.reader import run_info
 from cavesson.record.segments import LiveSegments, Segment
-from cavesson.record.splits import HELD_OUT
+from cavesson.record.splits import is_held_out
 from cavesson.record.storage import storage
 from cavesson.text.masking import masked
 
-Z = 1.959964
-"""Standard errors of a 95 % interval."""
 MAX_FILES = 16
 """Files of the newest steps in which a reward, or a held-out one, is looked for."""
 SEEDS = {"seed", "data_seed"}
@@ -164,24 +163,22 @@ def _recorded(run: Run) -> Reading:
     }
 
 
-def _newest(run: Run, live: LiveSegments, column: str, *, held_out: bool) -> dict[str, float] | None:
+def _newest(run: Run, live: LiveSegments, column: str, *, held_out: bool) -> Reading | None:
     """Return the mean and the 95 % interval of a column of the newest step that has it in training, or held out."""
     for segment in islice(reversed(live.rows), MAX_FILES):
         found = _lines(run, segment, column, held_out=held_out)
         if found is not None and found.num_rows:
-            step = pc.max(found["step"])
-            return _interval(found.filter(pc.equal(found["step"], step)))
+            return _interval(run, pc.max(found["step"]).as_py(), column, held_out=held_out)
     return None
 
 
 def _lines(run: Run, segment: Segment, column: str, *, held_out: bool) -> pa.Table | None:
-    names = ["step", "split", "level", "column", "count", "sum", "sum_squares"]
+    names = ["step", "split", "level", "column", "count"]
     try:
         lines = run.storage.parquet(segment.name("rollups")).read(names)
     except FileNotFoundError:
         return None
-    is_held_out = pc.fill_null(pc.equal(lines["split"], HELD_OUT), False)
-    chosen = is_held_out if held_out else pc.invert(is_held_out)
+    chosen = is_held_out(lines["split"]) if held_out else pc.invert(is_held_out(lines["split"]))
     for one in (
         pc.equal(lines["level"], "row"), pc.equal(lines["column"], column), pc.less(lines["step"], segment.stop),
         pc.greater(lines["count"], 0),
@@ -190,15 +187,14 @@ def _lines(run: Run, segment: Segment, column: str, *, held_out: bool) -> pa.Tab
     return lines.filter(chosen)
 
 
-def _interval(lines: pa.Table) -> dict[str, float]:
-    count, total, squares = (pc.sum(lines[name]).as_py() for name in ("count", "sum", "sum_squares"))
-    mean = total / count
-    variance = max(0.0, squares - count * mean * mean) / (count - 1) if count > 1 else math.nan
-    half = Z * math.sqrt(variance / count) if count > 1 else math.nan
-    return {
-        "mean": mean,
-        "low": mean - half,
-        "high": mean + half,
-        "count": count,
-        "step": pc.max(lines["step"]).as_py(),
-    }
+def _interval(run: Run, step: int, column: str, *, held_out: bool) -> Reading | None:
+    """Return the mean of the rewards of a step, or of their gaps, with its interval; prompts count as independent."""
+    rows = run.rows(["split", "group", "reward", "ref_reward"], [step])
+    values = pc.subtract(rows["reward"], rows["ref_reward"]) if column == "gap" else rows["reward"]
+    mine = is_held_out(rows["split"]) if held_out else pc.invert(is_held_out(rows["split"]))
+    known = pc.and_(mine, pc.fill_null(pc.is_finite(values), False)).to_numpy()
+    numbers = values.to_numpy()[known]
+    if not len(numbers):
+        return None
+    found = mean_interval(numbers.tolist(), prompt_numbers(run, rows, [step])[known].tolist())
+    return {"mean": found.mean, "low": found.low, "high": found.high, "count": len(numbers), "step": step}

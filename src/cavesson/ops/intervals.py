@@ -36,9 +36,22 @@ def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inter
     Responses to the same prompt are correlated, so the prompts, not the responses, count as independent samples. A
     single prompt, or prompts whose means are all equal, do not show how much others would differ.
     """
-    means = [fmean(group) for group in _members(values, groups)]
-    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
-    return around(fmean(values), half_width(error, len(means) - 1) if error else None)
+    return _around_means(fmean(values), [fmean(group) for group in _members(values, groups)])
+
+
+def mean_interval_of_sums(sums: Array, counts: Array) -> Interval:
+    """Return what `mean_interval` does, given the values of each group by their sum and their number.
+
+    Args:
+        sums: [G] floats.
+        counts: [G] how many values each sum has, at least one.
+    """
+    return _around_means(float(sums.sum() / counts.sum()), (sums / counts).tolist())
+
+
+def _around_means(mean: float, of_groups: Sequence[float]) -> Interval:
+    error = stdev(of_groups) / len(of_groups) ** 0.5 if len(of_groups) > 1 else 0.0
+    return around(mean, half_width(error, len(of_groups) - 1) if error else None)
 
 
 def around(mean: float, half: float | None) -> Interval:
@@ -119,7 +132,23 @@ def share_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inte
         values: successes (1) and failures (0), or shares of a success, such as 1/2 for a draw.
         groups: which prompt each value belongs to.
     """
-    mean, trials = fmean(values), _trials(values, _members(values, groups))
+    mean, members = fmean(values), _members(values, groups)
+    deviations = [sum(value - mean for value in group) for group in members]
+    alone = sum((value - mean) ** 2 for value in values)
+    return _share(mean, [len(group) for group in members], deviations, alone)
+
+
+def share_interval_of_counts(successes: Sequence[int], trials: Sequence[int]) -> Interval:
+    """Return what `share_interval` does, given the successes of each group among its trials, of which it has one."""
+    total = sum(trials)
+    mean = sum(successes) / total
+    deviations = [wins - mean * size for wins, size in zip(successes, trials, strict=True)]
+    return _share(mean, trials, deviations, sum(successes) * (total - sum(successes)) / total)
+
+
+def _share(mean: float, sizes: Sequence[int], deviations: Sequence[float], alone: float) -> Interval:
+    """Return the interval of a share, given each group's size and summed deviation, and all squared deviations."""
+    trials = _trials(mean, sizes, deviations, alone)
     return replace(proportion_interval(trials * mean, trials), mean=mean)
 
 
@@ -133,20 +162,20 @@ def proportion_interval(wins: float | int, trials: float | int) -> Interval:
     return Interval(wins / trials, low, high)
 
 
-def _trials(values: Sequence[float | int], members: Sequence[Sequence[float]]) -> float:
+def _trials(mean: float, sizes: Sequence[int], deviations: Sequence[float], alone: float) -> float:
     """Return the number of independent trials that tell as much about the mean as grouped values do."""
-    mean, count = fmean(values), len(values)
-    fewest = count**2 / sum(len(group) ** 2 for group in members)
-    deviations = [sum(value - mean for value in group) ** 2 for group in members]
-    total, alone = sum(deviations), sum((value - mean) ** 2 for value in values) / count**2
-    if alone == 0 or len(members) == 1:
+    count, groups = sum(sizes), len(sizes)
+    fewest = count**2 / sum(size**2 for size in sizes)
+    if alone == 0 or groups == 1:
         return fewest
-    between = total / count**2 * len(members) / (len(members) - 1)
-    free = float(len(members) - 1)
+    squares = [one**2 for one in deviations]
+    total = sum(squares)
+    between = total / count**2 * groups / (groups - 1)
+    free = float(groups - 1)
     if total > 0:
-        free = min(free, total**2 / sum(one**2 for one in deviations))
+        free = min(free, total**2 / sum(one**2 for one in squares))
     less = half_width(1.0, count - 1) / half_width(1.0, free)
-    return max(fewest, mean * (1 - mean) / max(between, alone) * less**2)
+    return max(fewest, mean * (1 - mean) / max(between, alone / count**2) * less**2)
 
 
 def twin_correlation(first: Sequence[float | int], second: Sequence[float | int]) -> Interval | None:

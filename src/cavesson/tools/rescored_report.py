@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.correlation import rank_correlation
+from cavesson.ops.order_changes import Array, OrderChanges, order_changes
 from cavesson.record import Run
-from cavesson.record.keys import rows_of_tokens
-from cavesson.record.rescored import FOLDER, read_rescored
+from cavesson.record.read.both_rewards import both_rewards
+from cavesson.record.rescored import FOLDER
 from cavesson.record.splits import is_held_out
 from cavesson.text.counting import counted
 from cavesson.text.visible import shortened, visible, visible_line
-from cavesson.tools.order_changes import Array, OrderChanges, order_changes
 
 LINES = 12
 """Of the table of means."""
@@ -61,17 +61,14 @@ class Report(NamedTuple):
 
 def report(run: Run, name: str, show: int) -> Report:
     """Compare the recorded rewards of a run with those of a name, and fetch ``show`` pairs of responses."""
-    rows = run.rows(["step", "sample", "attempt", "split", "group", "reward"])
-    found = read_rescored(run.storage, name, rows)
-    recorded, again = _floats(rows), np.full(rows.num_rows, np.nan)
-    again[rows_of_tokens(rows, found)[0]] = _floats(found)
+    rows, recorded, again, group, rollouts = both_rewards(run, name)
     both = np.flatnonzero(~np.isnan(recorded) & ~np.isnan(again))
-    order = order_changes(recorded[both], again[both], _groups(run, rows)[both], show)
+    order = order_changes(recorded[both], again[both], group[both], show)
     worst = [(int(both[first]), int(both[second])) for first, second in order.worst]
     return Report(
         run.folder,
         name,
-        found.num_rows,
+        rollouts,
         _means(rows, recorded, again),
         order,
         rank_correlation(recorded[both], again[both]) if len(both) else None,
@@ -111,19 +108,6 @@ def _lines(found: Report) -> list[str]:
         said.append(f"rank correlation of both: {found.correlation:+.3f}")
     where = f'rescore["{found.name}"] in a filter on the board, the table rescored in SQL'
     return [*said, f"kept in {found.run}/{FOLDER}/{found.name}: {where}"]
-
-
-def _floats(table: pa.Table) -> Array:
-    return np.asarray(table["reward"].to_numpy(), np.float64)
-
-
-def _groups(run: Run, rows: pa.Table) -> Array:
-    """Return [N] a number for each prompt of a step and split."""
-    group = rows["group"]
-    if group.null_count:
-        group = run.rows(["prompt"])["prompt"].combine_chunks().dictionary_encode().indices
-    keys = np.stack([rows["step"].to_numpy(), is_held_out(rows["split"]).to_numpy(), group.to_numpy()])
-    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _means(rows: pa.Table, recorded: Array, again: Array) -> list[Means]:

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 from subprocess import PIPE
-from threading import Timer
+from threading import Event, Timer
 from typing import Any, NamedTuple
 
 import duckdb
@@ -31,7 +31,8 @@ LARGEST = 64 << 20
 """Bytes of the largest answer."""
 ROOM = 1.5
 """Address space of the process, times the memory that DuckDB may use."""
-
+LOOK = 0.1
+"""Seconds between two looks whether a query is still wanted."""
 
 TYPES = b"types"
 """Metadata of a table that hold its columns' types."""
@@ -42,6 +43,8 @@ PLAIN = {
 """Types of DuckDB whose values Python has, every one."""
 INTEGERS = {"hugeint", "uhugeint"}
 """Numbers that only Arrow does not have."""
+PLACED = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+"""Errors whose position is one in the query; that of others, which come later, is one in what DuckDB makes of it."""
 NESTED = {"list", "array", "struct", "map"}
 DEEPEST = 8
 """Levels of nested values; Arrow does not send more than 64."""
@@ -63,13 +66,23 @@ class Answer(NamedTuple):
     seconds: float
 
 
-def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
+def query(
+    run: Run,
+    text: str,
+    *,
+    seconds: float = 10.0,
+    memory: int = 1 << 30,
+    limit: int = 1000,
+    cancelled: Event | None = None,
+) -> Answer:
     """Run one SELECT over ``rows``, ``tokens``, ``turns``, ``steps``, ``rollups``, ``vocabulary`` and ``rescored``.
 
-    It may take ``seconds`` and ``memory`` bytes; at most ``limit`` rows are returned.
+    It may take ``seconds`` and ``memory`` bytes; at most ``limit`` rows are returned. It ends when ``cancelled`` is
+    set.
 
     Raises:
-        UserError: The query is invalid, is not a SELECT, reads anything but the record, or exceeds a limit.
+        UserError: The query is invalid, is not a SELECT, reads anything but the record, exceeds a limit, or was
+            cancelled. If the text is wrong, the message begins with the line and the column.
     """
     try:
         text.encode()
@@ -77,7 +90,7 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
         raise UserError("the query is not valid UTF-8: encode it as UTF-8") from None
     task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
     started = time.perf_counter()
-    code, out, errors = _in_a_process(task)
+    code, out, errors = _in_a_process(task, cancelled or Event())
     if code == 2:
         # DuckDB's binding may print more lines when the process ends.
         raise UserError(errors.decode().splitlines()[0])
@@ -90,20 +103,32 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
     return Answer(table.column_names, types, rows[:limit], len(rows) > limit, time.perf_counter() - started)
 
 
-def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
+def _in_a_process(task: dict[str, Any], cancelled: Event) -> tuple[int, bytes, bytes]:
     """Run the query process and return its exit code, output and error output; it has always ended on return."""
-    command, seconds = [sys.executable, "-m", "cavesson.record.read.query"], task["seconds"]
+    command = [sys.executable, "-m", "cavesson.record.read.query"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
         _running.add(process)
         try:
-            out, errors = process.communicate(json.dumps(task).encode(), seconds + START)
-        except subprocess.TimeoutExpired:
-            raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
+            out, errors = _outputs(process, task, cancelled)
         finally:
             process.kill()  # Ctrl-C and SIGTERM also end the wait; killing a finished process is harmless
             process.wait()
             _running.discard(process)
     return process.returncode, out, errors
+
+
+def _outputs(process: "subprocess.Popen[bytes]", task: dict[str, Any], cancelled: Event) -> tuple[bytes, bytes]:
+    """Wait for the output and the error output of a query process; raise UserError if it is not to go on."""
+    given: bytes | None = json.dumps(task).encode()
+    deadline = time.monotonic() + task["seconds"] + START
+    while time.monotonic() < deadline:
+        if cancelled.is_set():
+            raise UserError("the query was cancelled")
+        try:
+            return process.communicate(given, LOOK)
+        except subprocess.TimeoutExpired:
+            given = None  # the first call keeps what it has not sent yet
+    raise UserError(f"the query took longer than {task['seconds']:g} s, which is its limit")
 
 
 def stop_queries() -> None:
@@ -127,7 +152,14 @@ def _answered(run: Run, live: LiveSegments, task: dict[str, Any]) -> pa.Table:
     """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(
-        run.storage, live, task["text"], run.computed, memory_limit=memory, temp_directory="", threads="2"
+        run.storage,
+        live,
+        task["text"],
+        run.computed,
+        memory_limit=memory,
+        temp_directory="",
+        threads="2",
+        errors_as_json="true",
     )
     used = [kind for kind in KINDS if kind in task["text"].lower()]
     paths = [run.storage.path(s.name(kind)) for kind in used for s in files_of(run.storage, live, kind)]
@@ -141,12 +173,20 @@ def _answered(run: Run, live: LiveSegments, task: dict[str, Any]) -> pa.Table:
     timer.daemon = True
     timer.start()
     try:
-        return _readable(connection.sql(task["text"]), task["limit"] + 1)
+        return _readable(_bound(connection, task["text"]), task["limit"] + 1)
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from error
     finally:
         timer.cancel()
         timer.join()  # a thread still running at exit would crash the process
+
+
+def _bound(connection: duckdb.DuckDBPyConnection, text: str) -> duckdb.DuckDBPyRelation:
+    try:
+        return connection.sql(text)
+    except (duckdb.BinderException, duckdb.CatalogException):
+        connection.execute(text)  # raises the same error, with its place
+        raise
 
 
 def _readable(answer: duckdb.DuckDBPyRelation, limit: int) -> pa.Table:
@@ -206,10 +246,26 @@ def _main() -> None:
         sys.exit(_said(f"the query took longer than {task['seconds']:g} s, which is its limit"))
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
         sys.exit(_said(f"the query needs more than {task['memory'] / 2**20:.0f} MB of memory, which is its limit"))
-    except (duckdb.Error, UserError, UnicodeError) as error:
+    except duckdb.Error as error:
+        sys.exit(_said(_placed(error, task["text"])))
+    except (UserError, UnicodeError) as error:
         sys.exit(_said(first_line(error)))
     with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as out:
         out.write_table(table)
+
+
+def _placed(error: duckdb.Error, text: str) -> str:
+    """Return what DuckDB says is wrong in one line, after the line and the column of the query if it names a place."""
+    try:
+        details = json.loads(str(error).partition(": ")[2])
+    except ValueError:
+        return first_line(error)
+    lines = details["exception_message"].strip().splitlines()
+    said = " ".join(lines) if len(lines) == 2 else lines[0]  # the second of two is a hint; more are a long list of them
+    if "position" not in details or not isinstance(error, PLACED):
+        return f"{details['exception_type']} Error: {said}"
+    before = text.encode()[: int(details["position"])].decode(errors="ignore").split("\n")
+    return f"line {len(before)}, column {len(before[-1]) + 1}: {said}"
 
 
 def _said(line: str) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def to_csv(answer: "Answer") -> str:
     """Return CSV with a header line; strings are quoted, null is empty, lists and maps are JSON."""
-    lines = [",".join(map(quoted, answer.columns)), *(",".join(map(_cell, row)) for row in _rows(answer))]
+    lines = [",".join(map(quoted, answer.columns)), *(",".join(map(_cell, row)) for row in lines_of(answer))]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -28,13 +28,13 @@ def to_json(answer: "Answer") -> str:
         raise UserError(f"two columns are called {double!r}; rename one of them: … AS other")
     lines = [
         json.dumps(dict(zip(answer.columns, row, strict=True)), default=str, ensure_ascii=False)
-        for row in _rows(answer)
+        for row in lines_of(answer)
     ]
     return "[" + ",\n ".join(lines) + "]\n"
 
 
-def _rows(answer: "Answer") -> Iterator[list[Any]]:
-    """Yield the rows with string-keyed maps, such as the parts of a reward, as dictionaries, not lists of pairs."""
+def lines_of(answer: "Answer") -> Iterator[list[Any]]:
+    """Yield the lines with string-keyed maps, such as the parts of a reward, as dictionaries, not lists of pairs."""
     maps = [kind.startswith("map<string,") for kind in answer.types]
     for row in answer.rows:
         yield [dict(value) if is_map and value is not None else value for value, is_map in zip(row, maps, strict=True)]

@@ -31,8 +31,12 @@ const LETTERS: Record<View, string> = {
   tokens: "t",
   patterns: "p",
   compare: "c",
+  sql: "l",
   settings: "e",
 };
+
+/** Views of a run that need no rollouts. */
+const ANY_RUN: View[] = ["overview", "sql", "settings"];
 
 const ahead = (to: Route): void => lookAhead(PAGES[to.view], to);
 
@@ -138,7 +142,7 @@ function useMissing(run: RunSummary): string | null {
   const indexing = partial && t("partial", { indexed: whole(partial.indexed), of: whole(partial.of) });
   if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))
     return indexing ?? t("noStep", { step, first: steps[0], last: steps[1] });
-  if (run.columns.rows.length > 0 || view === "overview" || view === "settings") return null;
+  if (run.columns.rows.length > 0 || ANY_RUN.includes(view)) return null;
   return indexing ?? t(steps ? "noRollouts" : "nothingYet");
 }
 

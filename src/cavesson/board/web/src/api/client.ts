@@ -147,9 +147,14 @@ async function request(url: string, init: RequestInit = {}): Promise<Response> {
   throw new ApiError(body.error ?? `${response.status} ${response.statusText}`, response.status);
 }
 
-export async function send(method: "PUT" | "DELETE" | "POST", url: string, body: unknown = {}): Promise<unknown> {
+export async function send(
+  method: "PUT" | "DELETE" | "POST",
+  url: string,
+  body: unknown = {},
+  signal: AbortSignal | null = null,
+): Promise<unknown> {
   const headers = { "Content-Type": "application/json" };
-  const response = await request(url, { method, headers, body: JSON.stringify(body) });
+  const response = await request(url, { method, headers, body: JSON.stringify(body), signal });
   return response.status === 204 ? null : response.json();
 }
 

@@ -85,6 +85,8 @@ export interface RunColumns {
   calls?: string[];
   /** what a filter can ask of what is said in a turn; empty where no turns are recorded */
   spoken?: string[];
+  /** names under which rewards were computed again */
+  rescored?: string[];
   /** texts of a rollout that a filter can ask of */
   recorded?: string[];
   has_reference?: boolean;
@@ -294,6 +296,8 @@ export interface GroupResponse extends Labelled {
   parts: Record<string, Maybe>;
   weights: Record<string, number>;
   reasons: Record<string, string>;
+  /** rewards that were computed again, by name; absent in pages that were saved by earlier versions */
+  rescored?: Record<string, Maybe>;
   response: string;
   response_truncated: Maybe;
   /** what is boxed or follows ####, the last number, or the last turn of an episode */
@@ -308,7 +312,7 @@ export interface GroupDetail {
 }
 
 /** Bounds are null where it is not known how certain the difference is; all is, where there is nothing to compare. */
-type Difference = [mean: number, low: Maybe, high: Maybe] | null;
+export type Difference = [mean: number, low: Maybe, high: Maybe] | null;
 
 export interface ColumnStatistics {
   selected: { mean: Maybe; curve: Maybe[] };
@@ -506,4 +510,64 @@ export interface LiveEvent {
   appeared?: string[];
   /** The run was resumed or begun again: steps that were shown may be no part of it any more. */
   restarted: boolean;
+}
+
+/** An answer to a query in SQL. */
+export interface SqlAnswer {
+  columns: string[];
+  types: string[];
+  rows: unknown[][];
+  /** whether there are more lines than were asked for */
+  truncated: boolean;
+  seconds: number;
+}
+
+export interface SqlColumn {
+  name: string;
+  type: string;
+  /** its meaning by language; empty for a metric */
+  doc: Record<string, string>;
+}
+
+/** What a query can ask a run for. */
+export interface SqlTables {
+  tables: { name: string; columns: SqlColumn[] }[];
+  examples: { name: string; query: string }[];
+  limits: { seconds: number; memory: number; lines: number };
+}
+
+interface RescoredResponse {
+  sample: number;
+  recorded: number;
+  again: number;
+  response: string;
+}
+
+/** Recorded rewards beside those that were computed again; null where nothing is judged. */
+export interface Rescored {
+  rollouts: number;
+  /** rollouts that both judge */
+  both: number;
+  recorded: Difference;
+  again: Difference;
+  /** how much more the run would have been paid, over those that both judge */
+  difference: Difference;
+  correlation: Maybe;
+  /** pairs of responses to a prompt in a step; those that both rewards tell apart; of these, ordered differently */
+  pairs: number;
+  ordered: number;
+  flipped: number;
+  share: Difference;
+  all_groups: number;
+  flipped_groups: number;
+  steps: Steps[];
+  curves: Record<"recorded" | "again" | "flipped", Maybe[]>;
+  groups: {
+    step: number;
+    prompt_id: string | null;
+    prompt: string;
+    /** the recorded reward prefers the first, the other one the second */
+    responses: [RescoredResponse, RescoredResponse];
+  }[];
+  partial?: Progress | null;
 }

@@ -6,7 +6,14 @@ import { useText } from "../i18n";
 /** How long the button says that it has done so. */
 const SAID_MS = 1500;
 
-export function CopyButton({ text }: { text: () => string }) {
+interface Props {
+  text: () => string;
+  /** what it says in place of *Copy*, and what it is for */
+  label?: string;
+  title?: string;
+}
+
+export function CopyButton({ text, label, title }: Props) {
   const t = useText();
   const [done, setDone] = useState(false);
   useEffect(() => {
@@ -15,8 +22,8 @@ export function CopyButton({ text }: { text: () => string }) {
     return () => clearTimeout(timer);
   }, [done]);
   return (
-    <button type="button" class="quiet" title={t("copyHint")} onClick={() => setDone(copy(text()))}>
-      {t(done ? "copied" : "copy")}
+    <button type="button" class="quiet" title={title ?? t("copyHint")} onClick={() => setDone(copy(text()))}>
+      {done ? t("copied") : (label ?? t("copy"))}
     </button>
   );
 }

@@ -33,9 +33,11 @@ export function ExportMenu() {
   const table = (format: string): string => address(`runs/${run.run}/export`, { format, ...rows });
   return (
     <Menu label={busy ? "…" : "⤓"} title={t("export")} class="quiet icon">
-      <button type="button" onClick={() => save(false)}>
-        {t("exportView")}
-      </button>
+      {view !== "sql" && ( // which only a server can answer
+        <button type="button" onClick={() => save(false)}>
+          {t("exportView")}
+        </button>
+      )}
       {view === "responses" && (
         <button type="button" onClick={() => save(true)}>
           {t("exportSelection", { count: MAX_ROLLOUTS })}

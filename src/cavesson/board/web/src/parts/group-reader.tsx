@@ -140,10 +140,11 @@ function OneResponse({ run, one, base, skip, all, children }: OneProps) {
   );
 }
 
-/** The parts of the reward, each with its weight in the sum. */
-function Parts({ one: { parts, weights, reasons } }: { one: GroupResponse }) {
-  const names = Object.keys(parts);
-  if (names.length === 0) return null;
+/** The parts of the reward, each with its weight in the sum, and the rewards that were computed again. */
+function Parts({ one: { parts, weights, reasons, rescored = {} } }: { one: GroupResponse }) {
+  const t = useText();
+  const [names, again] = [Object.keys(parts), Object.keys(rescored)];
+  if (names.length + again.length === 0) return null;
   return (
     <dl class="facts">
       {names.map((name) => (
@@ -153,6 +154,12 @@ function Parts({ one: { parts, weights, reasons } }: { one: GroupResponse }) {
             {number(parts[name], 3)}
             {weights[name] !== undefined && <span class="muted"> × {number(weights[name], 3)}</span>}
           </dd>
+        </div>
+      ))}
+      {again.map((name) => (
+        <div key={`again ${name}`} title={t("rescoredReward")}>
+          <dt>↻ {visible(name)}</dt>
+          <dd>{number(rescored[name], 3)}</dd>
         </div>
       ))}
     </dl>

@@ -21,6 +21,8 @@ const KEYS: [string[], Key][] = [
   [["/"], "keySearch"],
   [["1–9"], "keyMetric"],
   [["g e"], "settings"],
+  [["g l"], "sql"],
+  [["Ctrl Enter"], "keyRun"],
   [["←", "→"], "keyToken"],
   [["n", "p"], "keyTurn"],
   [["d"], "keyTheme"],

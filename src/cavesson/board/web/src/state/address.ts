@@ -9,6 +9,7 @@ export const VIEWS = [
   "tokens",
   "patterns",
   "compare",
+  "sql",
   "settings",
 ] as const;
 export type View = (typeof VIEWS)[number];

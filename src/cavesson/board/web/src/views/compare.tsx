@@ -11,6 +11,7 @@ import { useText } from "../i18n";
 import { formatSides, parseSides, type Side, usualSides } from "../maths/sides";
 import { ComparedCurves } from "../parts/compared-curves";
 import { ComparedPrompts, ORDERS } from "../parts/compared-prompts";
+import { ComparedRescored } from "../parts/compared-rescored";
 import { ComparedSettings } from "../parts/compared-settings";
 import { Problem } from "../parts/failure";
 import { HeldOutSwitch } from "../parts/held-out";
@@ -51,7 +52,8 @@ export function Compare() {
   const answered = useRef(sides); // those of an earlier answer, as long as the next one is on its way
   if (!loading) answered.current = sides;
   const shown = answered.current;
-  const heldOut = [...new Set(sides.map(({ run }) => run))].reduce((sum, run) => sum + (of(run)?.held_out ?? 0), 0);
+  const compared = [...new Set(sides.map(({ run }) => run))].flatMap((run) => of(run) ?? []);
+  const heldOut = compared.reduce((sum, run) => sum + run.held_out, 0);
   const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
   const usable = data && data.sides.length === shown.length ? data : null;
   const different = usable && usable.rewards_differ.length > 0 ? usable.rewards_differ.join(", ") : null;
@@ -67,6 +69,7 @@ export function Compare() {
       )}
       <ComparedCurves sides={sides} />
       <ComparedSettings sides={sides} />
+      <ComparedRescored runs={compared} />
       <Problem text={error} />
       {usable && (
         <div class="two">

@@ -9,6 +9,7 @@ import { PromptView } from "./prompt";
 import { Responses } from "./responses";
 import { Runs } from "./runs";
 import { Settings } from "./settings";
+import { Sql } from "./sql";
 import { StepView } from "./step";
 import { Tokens } from "./tokens";
 
@@ -21,5 +22,6 @@ export const PAGES: Record<View, () => JSX.Element> = {
   tokens: Tokens,
   patterns: Patterns,
   compare: Compare,
+  sql: Sql,
   settings: Settings,
 };

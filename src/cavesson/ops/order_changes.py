@@ -12,7 +12,7 @@ _COMPARISONS = 1 << 22
 
 
 class OrderChanges(NamedTuple):
-    """How pairs within G groups are ordered by two rewards."""
+    """How pairs within groups are ordered by two rewards. There are G groups, in the order of their numbers."""
 
     groups: int
     """groups with a pair"""
@@ -27,6 +27,10 @@ class OrderChanges(NamedTuple):
     worst: list[tuple[int, int]]
     """rows of the pairs that are furthest apart by both, one per group, the worst first; the recorded reward prefers
     the first one"""
+    ordered_in: Array
+    """`[G]` pairs of each group that both rewards tell apart, also of groups without a pair"""
+    flipped_in: Array
+    """`[G]` of these, pairs that they order differently"""
 
 
 def order_changes(recorded: Array, again: Array, group: Array, show: int) -> OrderChanges:
@@ -61,6 +65,8 @@ def order_changes(recorded: Array, again: Array, group: Array, show: int) -> Ord
         flipped=int(flipped.sum()) // 2,
         flipped_groups=int((flipped > 0).sum()),
         worst=[(first, second) for first, second in pairs],
+        ordered_in=ordered // 2,
+        flipped_in=flipped // 2,
     )
 
 
