@@ -168,6 +168,6 @@ def test_a_call_that_is_not_json_stays_in_the_text() -> None:
 def test_the_page_knows_the_same_marks() -> None:
     page = (Path(cavesson.__file__).parent / "board/web/src/maths/conversation.ts").read_text()
     for marks in MARKS:
-        assert marks.opens in page and marks.closes in page, marks
-    assert len(re.findall(r"opens: /", page)) == len(MARKS)
+        assert marks.opens in page and marks.closes in page and (marks.order or "") in page, marks
+    assert len(re.findall(r"opens:\s+/", page)) == len(MARKS)
     assert all(f'"{role}"' in page for role in ROLES.values())

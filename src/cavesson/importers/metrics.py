@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +26,11 @@ from cavesson.text.counting import counted, some_of
 STEPS = (*STEP_COLUMNS, "train/global_step", "trainer/global_step", "_step")
 """Names of the step, in lower case; the first one that a line has is used. `_step` counts calls of `wandb.log`."""
 EVENTS = "*tfevents*"
-READABLE = ".csv, .json (such as trainer_state.json), .jsonl, a database of trackio, or TensorBoard events"
+WANDB = ".wandb"
+WANDB_HEADER = b":W&B"
+WANDB_START = 7
+"""Bytes of the header, which ends in a number and a version."""
+READABLE = ".csv, .json (such as trainer_state.json), .jsonl, .wandb, a database of trackio, or TensorBoard events"
 AGREEING = 3
 """Minimum number of steps at which a logged reward has to agree with the rollouts before metrics are moved."""
 _EXPORTED = re.compile(r"(?P<run>.+) - (?P<name>.+)")
@@ -199,6 +204,8 @@ def _number(value: Any) -> float | None:
 def _lines_of(path: Path) -> Iterable[Mapping[str, Any]]:
     if (place := inside(path)) is not None:
         return _database(path, place)
+    if path.suffix == WANDB or (path.is_dir() and any(path.rglob(f"*{WANDB}"))):
+        return _wandb(path)
     if path.is_dir() or path.match(EVENTS):
         return _events(path)
     if path.suffix == ".csv":
@@ -291,6 +298,49 @@ def _database(path: Path, place: Inside) -> Iterator[dict[str, Any]]:
         yield from map(_flat, logged_in(place.file, chosen))
     except ValueError as error:
         raise UserError(f"{path} cannot be read as a database of trackio: {error}") from error
+
+
+def _wandb(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what a run of Weights & Biases has logged, from the file beside its folder of files."""
+    if find_spec("wandb") is None:
+        raise UserError(f"{path} needs wandb to be read; install it with: pip install wandb")
+    parsed = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
+    damaged = import_module("google.protobuf.message").DecodeError
+    files = [path] if path.is_file() else sorted({file.resolve() for file in path.rglob(f"*{WANDB}")})
+    if len(files) > 1:
+        runs = some_of(file.parent.name for file in files)
+        raise UserError(f"{path} has {len(files)} runs of Weights & Biases; name the folder of one: {runs}")
+    content = files[0].read_bytes()
+    if not content.startswith(WANDB_HEADER):
+        raise UserError(f"{files[0]} is not a file of Weights & Biases: it does not begin with {WANDB_HEADER.decode()}")
+    try:
+        for text in _leveldb(content, WANDB_START):
+            history = parsed(text).history
+            if history.item:
+                values = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in history.item}
+                yield _flat({"_step": history.step.num} | values)
+    except (damaged, ValueError) as error:
+        raise UserError(f"{files[0]} is damaged: {error}") from error
+
+
+def _leveldb(content: bytes, place: int) -> Iterator[bytes]:
+    """Yield the whole records of a log of LevelDB, https://github.com/google/leveldb/blob/main/doc/log_format.md.
+
+    In blocks of 32 KiB: a checksum (4 bytes), the length (2), whether it is whole or its first, middle or last part (1
+    to 4), and the content. The last record may be cut off.
+    """
+    record = b""
+    while place + 7 <= len(content):
+        if (left := 2**15 - place % 2**15) < 7:  # too short for another record
+            place += left
+            continue
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        part = content[place + 7 : place + 7 + size]
+        if len(part) < size:
+            return
+        record, place = part if kind in (1, 2) else record + part, place + 7 + size
+        if kind in (1, 4):
+            yield record
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,8 @@ Node = Mapping[str, Any]
 def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return one rollout per path of each trace of the episode.
 
-    The step is taken from the record's ``run.work``, else from the folder name, else from the trace's ``arrival``.
+    The step is taken from the record's ``run.work``, else from the folder name, else from the trace's ``arrival``. An
+    evaluation with verifiers alone, which belongs to no training, has step 0.
     """
     if record.keys() >= ROLLOUT_KEYS:
         return [rollout_of(record, place, _split_of_name(place))]
@@ -58,9 +59,11 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     work = named if isinstance(named, Mapping) and named.get("type") in ("train", "eval") else {}
     step = work.get("step", step_in_names(place.names))
     step = nested(traces, 0, "info", "arrival", "step") if step is None else step
+    is_alone = step is None and not work and nested(record, "run", "type") in (None, "eval")
+    step = 0 if is_alone else step
     if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise Broken("neither the record nor a folder step_… names its step")
-    base: dict[str, Any] = {"split": work.get("type") or _split_of_name(place)}
+    base: dict[str, Any] = {"split": work.get("type") or _split_of_name(place) or ("eval" if is_alone else None)}
     group = record.get("group")
     base["group"] = group_of(str(group["id"])) if isinstance(group, Mapping) and "id" in group else None
     return [rollout for trace in traces for rollout in _of_trace(trace, step, base, record, place)]

@@ -3,23 +3,28 @@
 ``dumped_evals/global_step_{N}_evals/{dataset}.jsonl``: a line has ``input_prompt, output_response, score``, with one
 score per response or per token, and what the environment was given. All prompts are held-out ones.
 
+``trajectories/{train,eval}``, tables of Weights & Biases: a row has ``step, reward, num_turns`` and the ``trajectory``
+as one text, each message after a line such as ``[USER]``.
+
 ``dumped_data/global_step_{N}_training_input.pkl`` (``dump_data_batch``): tensors of prompt and response ids, masks,
 log-probabilities of trainer, reference and sampler, values, returns and advantages. SkyRL takes the rewards and the ids
 of the prompts out before it writes the file.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from cavesson.importers.fields import group_of, nested, reward_of, scored, text_of, to_json, with_rest
+from cavesson.importers.fields import group_of, nested, reward_of, scored, step_of, text_of, to_json, with_rest
 from cavesson.importers.packing import Values, pack, pack_texts, pack_whole, unpack
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 from cavesson.importers.sampled import was_sampled
 from cavesson.importers.steps import step_in_names
 from cavesson.importers.turns import turns_of
 from cavesson.record.splits import HELD_OUT
+from cavesson.text.chat_marks import marks_in, turns_in
 
 LISTS = {
     "action_log_probs": "logprob",
@@ -32,6 +37,8 @@ LISTS = {
 }
 """A tensor of a batch → the record's column."""
 NO_REWARDS = "SkyRL leaves the rewards out of the batches that it writes"
+TABLE_KEYS = frozenset({"step", "reward", "num_turns", "trajectory"})
+_SAID = re.compile(r"^\[ASSISTANT\]\n", re.MULTILINE)
 BATCH_KEYS = frozenset({"prompt_token_ids", "response_ids", "loss_mask"})
 
 
@@ -40,6 +47,8 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
     step = step_in_names(place.names) or 0
     if record.keys() >= BATCH_KEYS:
         return [_trained(step, record, place)]
+    if record.keys() >= TABLE_KEYS:
+        return [_tabled(record, place)]
     row: dict[str, Any] = {"prompt": text_of(record, "input_prompt"), "response": text_of(record, "output_response")}
     row |= {"reward": reward_of(record, "score"), "group": group_of(row["prompt"]), "split": HELD_OUT}
     used = ["input_prompt", "output_response", *scored("score", record)]
@@ -50,6 +59,21 @@ def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]
         row["ground_truth"] = truth
     turns = turns_of(record["output_response"])
     return [ImportedRollout(step, with_rest(row, record, used, place), {}, 0, turns=turns)]
+
+
+def _tabled(record: dict[str, Any], place: Origin) -> ImportedRollout:
+    """Return the rollout of a row of a table; what the assistant says first begins the response."""
+    text = text_of(record, "trajectory")
+    said = _SAID.search(text)
+    begin = len(text) if said is None else said.start()
+    row: dict[str, Any] = {"prompt": text[:begin].rstrip("\n"), "response": text[begin:]}
+    row |= {"reward": reward_of(record, "reward"), "group": group_of(row["prompt"])}
+    row["split"] = HELD_OUT if "eval" in place.path.name or "eval" in place.path.parent.name else "train"
+    marks = marks_in(row["response"])
+    messages = turns_in(row["response"], marks, "assistant") if marks else []
+    turns = turns_of([{"role": one.role, "content": one.text} for one in messages])
+    row = with_rest(row, record, ("step", "trajectory", *scored("reward", record)), place)
+    return ImportedRollout(step_of(record), row, {}, 0, turns=turns)
 
 
 def _trained(step: int, record: dict[str, Any], place: Origin) -> ImportedRollout:
@@ -80,9 +104,9 @@ def _trained(step: int, record: dict[str, Any], place: Origin) -> ImportedRollou
 
 FORMAT = Format(
     "skyrl",
-    "SkyRL: dumped_evals/global_step_*_evals/*.jsonl, dumped_data/*_training_input.pkl",
-    ("*.jsonl *_training_input.pkl",),
-    (frozenset({"input_prompt", "output_response", "score"}), BATCH_KEYS),
+    "SkyRL: dumped_evals/global_step_*_evals/*.jsonl, dumped_data/*_training_input.pkl, tables of trajectories",
+    ("*.jsonl *_training_input.pkl", "*.table.json"),
+    (frozenset({"input_prompt", "output_response", "score"}), BATCH_KEYS, TABLE_KEYS),
     rollouts,
     one_run=False,
 )

@@ -4,8 +4,9 @@ Sources: https://github.com/huggingface/trl, https://github.com/modelscope/ms-sw
 
 A row has ``step, prompt, completion``, one column per reward function, the columns that ``log_extra`` added, and
 ``advantage``, but no tokens. Prompts and completions are texts or lists of chat messages. ms-swift writes the same
-columns as lists, one line of ``completions.jsonl`` per log, with other columns after ``advantages``. The first versions
-of TRL had a column ``reward`` instead of the advantage.
+columns as lists, one line of ``completions.jsonl`` per log, with other columns after ``advantages``, and with Megatron
+``gen_step`` in place of the step. The first versions of TRL had a column ``reward`` instead of the advantage, as
+ms-swift has with Ray. In a distillation, there is neither.
 """
 
 import math
@@ -33,10 +34,11 @@ def _rollout(record: dict[str, Any], place: Origin) -> ImportedRollout:
     total = [] if _ADVANTAGES & record.keys() else ["reward"]
     parts = parts_of(record, place, without=[*_KNOWN, *total])
     row |= {"reward_parts": parts or None}
-    row["reward"] = reward_of(record, "reward") if total else _sum(record, parts)
-    used = ["step", *_TEXTS.values(), *parts, *(scored("reward", record) if total else [])]
+    row["reward"] = _sum(record, parts) if not total else reward_of(record, "reward") if "reward" in record else None
+    used = [*_STEPS, *_TEXTS.values(), *parts, *(scored("reward", record) if total else [])]
     turns = turns_of(record["completion"])
-    return ImportedRollout(step_at(record, place), with_rest(row, record, used, place), {}, 0, turns=turns)
+    step = step_at(record, place, next((name for name in _STEPS if name in record), "step"))
+    return ImportedRollout(step, with_rest(row, record, used, place), {}, 0, turns=turns)
 
 
 def _sum(record: dict[str, Any], parts: dict[str, float]) -> float | None:
@@ -57,12 +59,16 @@ def _sum(record: dict[str, Any], parts: dict[str, float]) -> float | None:
 
 _TEXTS = {"prompt": "prompt", "response": "completion"}
 _ADVANTAGES = {"advantage", "advantages"}
-_KNOWN = ("step", "prompt", "completion", *_ADVANTAGES)
+_STEPS = ("step", "gen_step")
+_ENDS = (*((name,) for name in sorted(_ADVANTAGES)), ("reward",), ())
+_BARE = {*_STEPS, "prompt", "completion", "image", "images"}
+_KNOWN = (*_STEPS, "prompt", "completion", *_ADVANTAGES)
 FORMAT = Format(
     "trl",
     "TRL and ms-swift: the files or tables of log_completions",
     ("completions_*.parquet", "completions.jsonl", "*.parquet", "completions*.table.json", "*.table.json", "*.db/*/*"),
-    tuple(frozenset({"step", "prompt", "completion", end}) for end in (*sorted(_ADVANTAGES), "reward")),
+    tuple(frozenset({step, "prompt", "completion", *end}) for step in _STEPS for end in _ENDS),
     rollouts,
+    accepts=lambda record: bool(record.keys() & set().union(*_ENDS)) or record.keys() <= _BARE,
     new_tables=True,
 )

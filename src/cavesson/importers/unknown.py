@@ -104,7 +104,8 @@ class _Lacking(NamedTuple):
 
 
 def _lacking(format: Format, record: First) -> _Lacking:
-    keys = min(format.keys, key=lambda keys: len(keys - record.keys()))
+    wanting = [keys for keys in format.keys if keys - record.keys()]
+    keys = min(wanting, key=lambda keys: len(keys - record.keys()), default=frozenset[str]())
     lacking = sorted(keys - record.keys())
     return _Lacking(len(lacking), format.name, lacking if 2 * len(lacking) <= len(keys) else [])
 

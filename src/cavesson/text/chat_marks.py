@@ -46,7 +46,10 @@ MARKS = (
         r"<\|(system|user|assistant|tool|observation)\|>\n?", r"\s*(?:<\|end\|>|<\|endoftext\|>|<\/s>)\s*$"
     ),
     Marks(r"\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?", r"\s*<\/s>\s*$"),
-    Marks(r"^\[(system|developer|user|assistant|tool|environment)\]\n", r"\n+$", r"^\w"),
+    Marks(
+        r"^\[(system|developer|user|assistant|tool|environment|SYSTEM|DEVELOPER|USER|ASSISTANT|TOOL|USER\/TOOL)\]\n",
+        r"\n+$", r"^\w",
+    ),
     Marks(
         r"^\[(system|user|assistant|tool)\] ", r"\n+$",
         r"^(?=\w+ \w)(?:system )?(?:user assistant (?:(?:tool )+assistant )*)*(?:user )?$",

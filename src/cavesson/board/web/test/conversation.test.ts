@@ -85,6 +85,7 @@ test("what is left of the marks of Llama 3 and Gemma, and roles in brackets, tel
   assert.deepEqual(pairs("system\n\nS\n\nuser\n\nQassistant\n\n", ""), [["system", "S\n\n"], ...PROMPT.slice(1)]);
   assert.deepEqual(pairs("user\nQ\nmodel\n", ""), PROMPT.slice(1));
   assert.deepEqual(pairs("[system] S\n[user] Q", ""), PROMPT);
+  assert.deepEqual(pairs("[SYSTEM]\nS\n\n[USER]\nQ\n\n[USER/TOOL]\nR", ""), [...PROMPT, ["user/tool", "R"]]);
 });
 
 test("ordinary text is not read as a conversation", () => {

@@ -46,7 +46,12 @@ const TEMPLATES: readonly Template[] = [
     opens: /\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?/g,
     closes: /\s*<\/s>\s*$/,
   },
-  { opens: /^\[(system|developer|user|assistant|tool|environment)\]\n/gm, closes: /\n+$/, order: /^\w/ },
+  {
+    opens:
+      /^\[(system|developer|user|assistant|tool|environment|SYSTEM|DEVELOPER|USER|ASSISTANT|TOOL|USER\/TOOL)\]\n/gm,
+    closes: /\n+$/,
+    order: /^\w/,
+  },
   {
     opens: /^\[(system|user|assistant|tool)\] /gm,
     closes: /\n+$/,
