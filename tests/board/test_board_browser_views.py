@@ -139,8 +139,8 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         expect(panel.locator("li").nth(2)).not_to_contain_text("began")
         expect(first).to_contain_text("It rose to <b>9</b>.")
         first.get_by_text("seen 9 (below 8)").click()
+        expect(first.locator(".change")).to_contain_text("change kl.coef = 0.1")
         assert first.locator("dl div").all_inner_texts() == [
-            "change\nkl.coef = 0.1",
             "in TRL\nkl.coef → beta",
             "explains\nThe reward falls, Loops",
             "source\nA paper",

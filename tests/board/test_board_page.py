@@ -94,7 +94,7 @@ def test_the_bundle_stays_small(bundle: Path):
     bundled = [path for path in files if path.suffix in (".js", ".css")]
     assert {path.name for path in bundled} == {"board.js", "board.css"} | later
     packed = {path: path.with_name(path.name + ".gz") for path in bundled}
-    assert {*files} == {*bundled, *packed.values(), bundle / "index.html"}
+    assert {*files} == {*bundled, *packed.values(), bundle / "index.html", bundle / "diagnosis.json"}
     assert all(gzip.decompress(small.read_bytes()) == path.read_bytes() for path, small in packed.items())
     assert sum(small.stat().st_size for path, small in packed.items() if path.name not in later) <= 150 * 1024
 

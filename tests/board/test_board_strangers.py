@@ -18,12 +18,13 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["labels.jsonl", ".labels.lock", "stars.json"])
-def test_labels_are_not_written_through_links(run: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["labels.jsonl", ".labels.lock", "stars.json", "notes.jsonl", ".notes.lock"])
+def test_labels_and_notes_are_not_written_through_links(run: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").write_text("as it was")
     (run / name).symlink_to(tmp_path / "outside")
     client = client_of(board_of(run))
-    answer = client.put("/api/runs/run/labels/0/0", json={"name": "note", "value": "x"}, headers=ORIGIN)
+    path, body = ("notes/0", {"text": "x"}) if "notes" in name else ("labels/0/0", {"name": "note", "value": "x"})
+    answer = client.put(f"/api/runs/run/{path}", json=body, headers=ORIGIN)
     assert answer.status_code == 400 and "leads out of" in answer.json()["error"]
     assert (tmp_path / "outside").read_text() == "as it was"
 

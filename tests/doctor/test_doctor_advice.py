@@ -1,6 +1,7 @@
 """A fix names settings that the run has: its own, those of its trainer, or plain words."""
 
 import re
+import tomllib
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.series import Series
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.errors import UserError
-from cavesson.findings.fixes import PLAIN, SETTING, advice, names_for
+from cavesson.findings.fixes import PLAIN, SETTING, advice, names_for, recipe_lines
 from cavesson.findings.trainers import NAMES
 from cavesson.registry import ALGORITHMS
 
@@ -109,3 +110,21 @@ def test_a_finding_carries_the_names_of_its_run(tmp_path: Any) -> None:
     (found,) = [one for one in diagnose(made.data(tmp_path), RULES).findings if one.rule.name == "ratio-blow-up"]
     fix = language("en").texts(found.rule, found.reading, found.names).fix
     assert fix.startswith("lower learning_rate or num_ppo_epochs;")
+
+
+def test_settings_are_lines_of_a_recipe_that_say_the_same() -> None:
+    settings = {
+        "sampling.top_k": 0,
+        "kl.coef": 2.5e-05,
+        "cleaning.discard": [r"(?i)\bok\b", '🙂 "#"'],
+        "sampling.top_p": 1.0,
+        "update.target_policy_kl": None,
+        "steps": 5,
+    }
+    assert tomllib.loads(recipe_lines(settings)) == {
+        "sampling": {"top_k": 0, "top_p": 1.0},
+        "kl": {"coef": 2.5e-05},
+        "cleaning": {"discard": settings["cleaning.discard"]},
+        "steps": 5,
+    }
+    assert recipe_lines({}) == ""

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import Settings
-from cavesson.doctor import diagnosis, failures, recording, rules
+from cavesson.doctor import diagnosis, failures, happened, recording, rules
 from cavesson.doctor.reading import Reading
 from cavesson.doctor.report import evidence, page, summary, terminal
 from cavesson.doctor.rule import Rule
@@ -183,7 +183,7 @@ def test_words_of_the_user_are_never_translated() -> None:
     assert "source" in language("zh").texts(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
-SPEAKING = (diagnosis, evidence, failures, page, recording, report, summary, terminal)
+SPEAKING = (diagnosis, evidence, failures, happened, page, recording, report, summary, terminal)
 CALLS = ("say", "language.phrase", "because", "Phrase")
 
 

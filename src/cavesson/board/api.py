@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from cavesson.board import (
     compare,
+    diagnosis,
     distributions,
     export,
     findings,
@@ -12,6 +13,7 @@ from cavesson.board import (
     groups,
     labels,
     live,
+    notes,
     overview,
     patterns,
     prompts,
@@ -55,6 +57,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/table", table.table, selection.NoQuery),
     Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
     Endpoint("GET", "/api/runs/{run}/findings", findings.findings, selection.RunQuery),
+    Endpoint("GET", "/api/diagnosis", diagnosis.diagnosis, diagnosis.DiagnosisQuery),
     Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery, made_from="numbers"),
     Endpoint(
         "GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery, made_from="numbers"
@@ -89,6 +92,8 @@ ENDPOINTS = (
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
     Endpoint("GET", "/api/runs/{run}/labels", labels.labels, selection.RunQuery),
     Endpoint("PUT", "/api/runs/{run}/labels/{step}/{sample}", labels.put, labels.LabelQuery),
+    Endpoint("GET", "/api/runs/{run}/notes", notes.notes, selection.RunQuery),
+    Endpoint("PUT", "/api/runs/{run}/notes/{step}", notes.put, notes.NoteQuery),
     # Last, as a name can have a slash.
     Endpoint("GET", "/api/runs/{run}", overview.run, selection.RunQuery),
 )

@@ -49,7 +49,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "path": str(run.record.folder),
         "opened": True,
         "algorithm": run.record.info.get("algorithm"),
-        "steps": _steps(snapshot),
+        "steps": steps_of(snapshot),
         "newest": _newest(run, snapshot),
         "rollouts": snapshot.count("train"),
         "held_out": snapshot.count(HELD_OUT),
@@ -73,7 +73,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
     }
 
 
-def _steps(snapshot: Snapshot) -> list[int] | None:
+def steps_of(snapshot: Snapshot) -> list[int] | None:
     """Return the first and the last step with rollouts or metrics."""
     found = list(snapshot.live_step_range or ())
     logged = snapshot.metrics["step"]

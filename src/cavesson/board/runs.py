@@ -30,6 +30,7 @@ from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.turns import read_turns
 from cavesson.record import Run
 from cavesson.record.labels import LabelFile
+from cavesson.record.notes import NoteFile
 from cavesson.record.read.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.storage import storage
 from cavesson.record.write.lock import is_free
@@ -95,6 +96,7 @@ class OpenRun:
         self.record = record
         self.folder = index_folder(record)
         self.labels = LabelFile(record)
+        self.notes = NoteFile(record)
         self._snapshot = snapshot(self.folder)
         self._stamp: tuple[int, int] | None = None
         self._lock = threading.Lock()

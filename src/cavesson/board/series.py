@@ -42,7 +42,7 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     metrics = _within(snapshot.metrics, query.steps)
     logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
     called = _called(logged)
-    measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
+    measured = _measured(snapshot)
     wanted = _wanted(query.names, [*logged, *called, *measured])
     columns = {
         name: rollups_of(run, snapshot, name, query.steps)
@@ -76,6 +76,16 @@ def _wanted(names: str, known: Collection[str]) -> set[str] | None:
     asked = names.split(",")
     starts = tuple(name.removesuffix("*") for name in asked if name.endswith("/*"))
     return {*asked, *(name for name in known if name.startswith(starts))}
+
+
+def names_of(snapshot: Snapshot) -> set[str]:
+    """Return the names of all curves of training: of metrics, also by Cavesson's names, and of columns."""
+    logged = [name for name in snapshot.metrics.column_names if name not in ("step", "attempt")]
+    return {*logged, *_called(logged), *_measured(snapshot)}
+
+
+def _measured(snapshot: Snapshot) -> list[str]:
+    return [name for name in snapshot.numbers if name not in NOT_PLOTTED]
 
 
 def _summaries(

@@ -9,6 +9,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derivation import Derivation
+from cavesson.doctor.examples import examples, selection
 from cavesson.doctor.onset import with_onset
 from cavesson.doctor.proposal import proposal, sizes
 from cavesson.doctor.reading import Reading, Skipped
@@ -16,7 +17,7 @@ from cavesson.doctor.recording import needs, recordable
 from cavesson.doctor.rule import APPLIES, Rule
 from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
-from cavesson.findings.finding import SEVERITIES, Severity, TrainerSettingNames
+from cavesson.findings.finding import SEVERITIES, Example, Selection, Severity, TrainerSettingNames
 from cavesson.findings.fixes import Names, names_for
 from cavesson.findings.trainers import trainer_setting_names
 from cavesson.findings.words import Phrase
@@ -48,6 +49,12 @@ class Detection:
     """What the settings of the fix are called in the run; None: as in Cavesson."""
     trainer_setting_names: TrainerSettingNames | None = None
     """The settings that the fix names, in the run's trainer; None if it is Cavesson, not known, or has none of them."""
+    affected: Selection | None = None
+    """The rollouts that it is about."""
+    before: Example | None = None
+    """A rollout before it began; only of causes."""
+    after: Example | None = None
+    """A rollout that shows it; only of causes."""
 
     @property
     def severity(self) -> Severity:
@@ -98,11 +105,15 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
 
 
 def _advised(data: RunData, finding: Detection) -> Detection:
-    info, fix = data.info, finding.rule.texts.fix
+    info, fix, rule, reading = data.info, finding.rule.texts.fix, finding.rule, finding.reading
+    before, after = examples(data, reading) if finding.cause else (None, None)
     return replace(
         finding,
-        settings=proposal(data, finding.rule, finding.reading),
-        sizes=sizes(data, finding.rule, finding.reading),
+        affected=selection(data, reading),
+        before=before,
+        after=after,
+        settings=proposal(data, rule, reading),
+        sizes=sizes(data, rule, reading),
         names=names_for(info, fix),
         trainer_setting_names=trainer_setting_names(info, fix),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from cavesson.doctor.diagnosis import Detection, Diagnosis
+from cavesson.doctor.happened import happened
 from cavesson.doctor.words import Language
 from cavesson.findings.finding import Finding
 
@@ -35,4 +36,8 @@ def _finding_in(one: Detection, titles: Mapping[str, str], language: Language) -
         derived={name: language.phrase(by.how) for by in one.derived for name in by.gives},
         settings=one.settings,
         trainer_setting_names=one.trainer_setting_names,
+        happened=happened(rule, reading, language),
+        affected=one.affected,
+        before=one.before,
+        after=one.after,
     )

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cavesson.doctor.series import Series
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.series import Array, Series
 from cavesson.findings.finding import Evidence, Severity
 from cavesson.findings.words import Phrase
 
@@ -23,6 +24,18 @@ class Curve:
     """What the values are; None: the number that the rule measures."""
     along: Phrase | None = None
     """What the x axis is; None: the steps."""
+
+
+@dataclass(frozen=True)
+class Affected:
+    """Which rollouts show a problem, where a condition on each of them says it: a filter or a search of the board."""
+
+    rows: Rows
+    which: Array
+    """[n] bool, of these rows"""
+    filter: str = ""
+    search: str = ""
+    """A regular expression (RE2)."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Reading:
     """The first and the last step that were judged; None: the whole run."""
     severity: Severity | None = None
     """How grave the problem is; None: as the rule says."""
+    affected: Affected | None = None
+    """The rollouts that show the problem; None: no condition on single rollouts tells them from the others."""
     undecided: Phrase | None = None
     """Why a problem that was not found may be there all the same, and what would show it."""
 

@@ -282,9 +282,14 @@ class RecordedData:
         return rows.with_texts("response", ["\n".join(filter(None, said)) if said else text for text, said in both])
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
-        """Return the first rollout of each of the first three given steps as evidence, ignoring None."""
-        at = (int(np.searchsorted(self.rows.step, step)) for step in islice(steps, 3) if step is not None)
-        return self.rows.evidence(i for i in at if i < len(self.rows))
+        """Return a typical rollout of each of the first three given steps as evidence, ignoring None.
+
+        Of a step without rollouts, it is one of the next step that has some.
+        """
+        all_steps, given = self.rows.step, [step for step in islice(steps, 3) if step is not None]
+        there = [all_steps[at] for at in np.searchsorted(all_steps, given) if at < len(all_steps)]
+        some = (np.arange(*np.searchsorted(all_steps, [step, step + 1])) for step in there)
+        return self.rows.evidence(map(self.rows.typical, some))
 
     def not_finite_metrics(self) -> list[tuple[int, str, int]]:
         """Return the first step, name and count of each metric that has NaN or infinite values.

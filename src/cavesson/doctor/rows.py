@@ -235,6 +235,13 @@ class Rows:
             known = known[np.argpartition(-values[known], SHOWN)[:SHOWN]]
         return self.evidence(known[np.argsort(-values[known], kind="stable")])
 
+    def typical(self, rollouts: Array) -> int:
+        """Return the one of some rollouts, [k] indices, with the median reward; of an even number, the lower one."""
+        reward = self["reward"][rollouts]
+        known = np.isfinite(reward)
+        rollouts, reward = (rollouts[known], reward[known]) if known.any() else (rollouts, reward)
+        return int(rollouts[np.argsort(reward, kind="stable")[(len(rollouts) - 1) // 2]])
+
     def by_step(self, values: Array, statistic: Callable[..., Any] = np.mean) -> Series:
         """Return a statistic of the finite values of each step; steps without finite values are left out.
 

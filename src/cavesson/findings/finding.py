@@ -33,6 +33,28 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Rollouts, as the board selects them."""
+
+    steps: tuple[int, int]
+    """The first and the last step."""
+    filter: str = ""
+    search: str = ""
+    """A regular expression (RE2)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A rollout that shows what a finding is about."""
+
+    step: int
+    sample: int
+    reward: float | None
+    text: str
+    """The beginning of the response."""
+
+
+@dataclass(frozen=True)
 class TrainerSettingNames:
     """What another trainer calls settings of Cavesson."""
 
@@ -74,6 +96,14 @@ class Finding:
     """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
     trainer_setting_names: TrainerSettingNames | None = None
     """The settings that the fix names, in the run's trainer; None if it is Cavesson, not known, or has none of them."""
+    happened: str = ""
+    """What changed, in words and numbers; empty if nothing was measured before it began."""
+    affected: Selection | None = None
+    """The rollouts that it is about; None if there are none on record."""
+    before: Example | None = None
+    """A typical rollout of the last steps before it began; None if there is none with a text."""
+    after: Example | None = None
+    """A rollout that shows it; None if there is none with a text."""
 
     @property
     def shown(self) -> str:

@@ -104,6 +104,17 @@ def flags(settings: Mapping[str, Any]) -> str:
     return " ".join(f"--{name} {shlex.quote(_text(value))}" for name, value in settings.items())
 
 
+def recipe_lines(settings: Mapping[str, Any]) -> str:
+    """Return settings as lines of a recipe, by their groups; one without a value is left out, as TOML has none."""
+    groups: dict[str, list[str]] = {"": []}  # what is in no group comes first
+    for name, value in settings.items():
+        group, _, last = name.rpartition(".")
+        if value is not None:
+            groups.setdefault(group, []).append(f"{last} = {json.dumps(value, ensure_ascii=False)}")
+    tables = ([f"[{group}]", *lines] if group else lines for group, lines in groups.items())
+    return "\n\n".join("\n".join(lines) for lines in tables if lines)
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "none"

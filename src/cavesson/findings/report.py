@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.findings.finding import Evidence, Finding, Result, Severity
-from cavesson.findings.fixes import flags
+from cavesson.findings.fixes import flags, recipe_lines
 from cavesson.text.visible import visible
 
 COLOURS: Mapping[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -126,7 +126,7 @@ def plain(finding: Finding) -> dict[str, Any]:
 
 _SHOWN_ON_BOARD = (
     "rule", "severity", "title", "cause", "since_step", "since_between", "healthy", "fix", "trainer_setting_names",
-    "source",
+    "source", "happened", "affected", "before", "after",
 )  # fmt: skip
 
 
@@ -137,6 +137,7 @@ def for_board(finding: Finding) -> dict[str, Any]:
         "seen": finding.shown,
         "evidence": [one for one in everything["evidence"] if one["sample"] is not None],
         "explains": list(finding.explains.values()),
+        "change": {"toml": recipe_lines(finding.settings), "flags": flags(finding.settings)},
     }
 
 

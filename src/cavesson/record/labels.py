@@ -1,18 +1,13 @@
 """Labels that people give rollouts, in a file beside the record to which every change is appended."""
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, get_args
 
-from filelock import FileLock, Timeout
-
 from cavesson.errors import UserError
-from cavesson.record.read.index_folder import index_folder, local_folder
+from cavesson.record.appended import AppendedFile, Stamp, now, path_of, stamp
 from cavesson.record.read.reader import Run
 
 Name = Literal["star", "rating", "tag", "note", "over"]
@@ -23,8 +18,6 @@ Slot = tuple[str | int, ...]
 
 BEST = 5
 """The highest rating; the lowest is 1."""
-WAIT = 10
-"""Seconds to wait for another board that labels rollouts of the same run."""
 
 
 class Label(NamedTuple):
@@ -53,7 +46,7 @@ Labels = Mapping[Key, Mapping[Slot, Label]]
 
 
 class LabelFile:
-    """The labels of a run, in ``labels.jsonl`` in the folder of the record, or of its index if that is not writable.
+    """The labels of a run, in ``labels.jsonl`` beside its record.
 
     A line is a label of a rollout, or with ``"removed": true`` takes one away; the last line about the same thing
     counts. Several processes can write at once. Stars in ``stars.json``, which earlier versions wrote, count as well.
@@ -61,32 +54,21 @@ class LabelFile:
 
     def __init__(self, record: Run) -> None:
         self._record = record
+        self._file = AppendedFile(record, "labels.jsonl")
         self._lock = Lock()
         self._known: tuple[Any, dict[Key, dict[Slot, Label]]] = (None, {})
 
-    def path(self, name: str = "labels.jsonl") -> Path:
-        """Return where a file is, which can change because a run may start after its board.
-
-        Raises:
-            UserError: A link there leads out of the folder.
-        """
-        folder = local_folder(self._record)
-        if folder is None or not os.access(folder, os.W_OK):
-            return index_folder(self._record) / name
-        return Path(self._record.storage.path(name))
-
-    def version(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def version(self) -> tuple[Stamp, ...]:
         """Return a value that changes with the labels, whoever changed them."""
-        return tuple(map(_stamp, self._sources()))
+        return stamp(self._stars()), stamp(self._file.path())
 
     def all(self) -> Labels:
         """Return all labels by rollout, including those of other processes."""
         with self._lock:
             version = self.version()
             if version != self._known[0]:
-                old, new = self._sources()
-                found = _starred(old)
-                for line in _lines(new):
+                found = _starred(self._stars())
+                for line in self._file.lines(_read, "a label"):
                     _fold(found, *line)
                 self._known = version, {key: labels for key, labels in found.items() if labels}
             return self._known[1]
@@ -97,33 +79,12 @@ class LabelFile:
 
     def add(self, key: Key, label: Label, removed: bool = False) -> None:
         """Keep a label, or take it away; the time is that of now."""
-        line = {"step": key[0], "sample": key[1], **label._asdict(), "time": _now()}
-        line |= {"removed": True} if removed else {}
+        line = {"step": key[0], "sample": key[1], **label._asdict(), "time": now()}
         self.all()  # labels that cannot be read are not added to
-        with self._alone() as path:
-            data = path.read_bytes() if path.exists() else b""
-            with path.open("r+b" if data else "wb") as file:
-                # A process that was stopped may have left part of a line, which nobody was told to be kept.
-                file.seek(data.rfind(b"\n") + 1)
-                file.truncate()
-                # Escaped as ASCII, so that a lone surrogate in a note is preserved.
-                file.write(json.dumps(line).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+        self._file.append(line | ({"removed": True} if removed else {}))
 
-    def _sources(self) -> tuple[Path, Path]:
-        return self.path("stars.json"), self.path()
-
-    @contextmanager
-    def _alone(self) -> Iterator[Path]:
-        """Yield the path of the file, which no other thread, process or board changes in the meantime."""
-        path = self.path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(self.path(".labels.lock"), WAIT, poll_interval=0.01):
-                yield path
-        except Timeout:
-            raise UserError(f"another process has been changing {path} for {WAIT} s; try again") from None
+    def _stars(self) -> Path:
+        return path_of(self._record, "stars.json")
 
 
 def pairs(labels: Labels) -> list[tuple[Key, Key]]:
@@ -135,18 +96,6 @@ def pairs(labels: Labels) -> list[tuple[Key, Key]]:
         if label.name == "over"
     }
     return sorted(found)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _starred(path: Path) -> dict[Key, dict[Slot, Label]]:
@@ -162,17 +111,6 @@ def _starred(path: Path) -> dict[Key, dict[Slot, Label]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path} is not a file of stars; fix it or move it away") from None
     return found
-
-
-def _lines(path: Path) -> Iterator[tuple[Key, Label, bool]]:
-    """Yield the rollout, the label, and whether it is taken away, of each complete line."""
-    if not path.is_file():
-        return
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            yield _read(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"line {number} of {path} is not a label; fix it or move the file away") from None
 
 
 def _read(line: dict[str, Any]) -> tuple[Key, Label, bool]:

@@ -23,6 +23,10 @@ A_LETTER = "(?:(?![{}])[^\\W_]|[\\u0300-\\u036f\\u0900-\\u0963\\u0966-\\u0dff])"
 )
 """A regular expression for a letter of a spaced word; in ASCII, ``[^\\W_]``. `\\w` lacks accents and Indic vowel signs,
 and has signs that are words."""
+NO_LETTER_RE2 = r"(?:[^\p{{L}}\p{{N}}\x{{300}}-\x{{36f}}\x{{900}}-\x{{963}}\x{{966}}-\x{{dff}}]|[{}])".format(
+    "".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in _ALONE)
+)
+"""A regular expression of RE2 for any other character."""
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 _CHARACTERS = 0x110000
 _CASED = 0x20000

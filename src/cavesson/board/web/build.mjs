@@ -1,5 +1,5 @@
 // Bundles the page: node build.mjs [OUT] [--watch]. OUT is ../static unless given.
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
@@ -50,6 +50,15 @@ const options = {
 };
 
 mkdirSync(out, { recursive: true });
+// What the doctor's findings mean, in Markdown by the names of the rules: the pictures are of other runs.
+const docs = join(here, "..", "..", "..", "..", "docs", "diagnosis");
+const names = readdirSync(docs).filter((name) => name.endsWith(".md") && name !== "README.md");
+const pageOf = (name) =>
+  readFileSync(join(docs, name), "utf8")
+    .replace(/^!\[.*\n\n\*.*\*\n\n/m, "")
+    .replace(/\n\[All findings\].*\n$/, "");
+const pages = Object.fromEntries(names.sort().map((name) => [name.slice(0, -".md".length), pageOf(name)]));
+writeFileSync(join(out, "diagnosis.json"), JSON.stringify(pages));
 // Browsers ask for an icon anew at every change of the address, unless it stands in the page.
 const icon = `data:image/svg+xml,${encodeURIComponent(readFileSync(join(here, "icon.svg"), "utf8"))}`;
 writeFileSync(join(out, "index.html"), readFileSync(join(here, "index.html"), "utf8").replace("icon.svg", icon));

@@ -50,9 +50,10 @@ def is_exact(data: RunData) -> bool:
     needs=["steps.policy/first_ratio_error|steps.policy/first_approx_kl|steps.policy/clipped_kl"],
     severity="error",
     title="The probability ratio is not 1 before the first update",
-    cause="Before the first update of a step, the policy being trained is the policy that was scored, so π/π_old is 1 "
-    "for every token. Here it is off by {measure} {worst}: scoring and training compute different things (dropout, "
-    "padding or position ids, a temperature in only one of them, log-probabilities shifted by one).",
+    cause="Before the first update of a step, the policy that is trained is the one that was scored, so every token "
+    "has the same probability. Here the ratio of the two is off by {measure} {worst}: scoring and training compute "
+    "different things (dropout, padding or position ids, a temperature in only one of them, log-probabilities shifted "
+    "by one).",
     healthy="distance of π/π_old from 1 in the first mini-batch of a step: in float32 at most {exact} for any token; "
     "in bfloat16 below {rounded} as a root mean square, or below {largest} if only the maximum is known",
     fix="score and train with the same code: dropout 0, the same attention mask and position ids, the same temperature",
@@ -103,8 +104,9 @@ def started_as_reference(data: RunData) -> bool:
     needs=["tokens.ref_logprob", "tokens.logprob"],
     severity="error",
     title="The policy differs from its reference before any training",
-    cause="At the first step both are the same model, so every Δ = log π − log π_ref is 0. Here it is {seen} nats per "
-    "token: the reference has other weights or another precision, uses dropout, or is scored differently.",
+    cause="At the first step, policy and reference are the same model and agree on every token. Here their "
+    "log-probabilities differ by {seen} nats per token: the reference has other weights or another precision, uses "
+    "dropout, or is scored differently.",
     healthy="mean |Δ| of the first step: below {exact} nats in float32, {rounded} in bfloat16",
     fix='make the reference a copy of the initial policy (reference.kind = "copy"): same checkpoint, same dtype, no '
     "dropout",
@@ -142,8 +144,9 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
     severity="error",
     min_steps=8,
     title="The reference changes with the policy",
-    cause="The policy changes, but log π − log π_ref stays 0 on {seen} of the tokens: policy and reference share their "
-    "weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the reference is never computed.",
+    cause="The policy changes, but the reference still agrees with it on {seen} of the tokens: policy and reference "
+    "share their weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the reference is "
+    "never computed.",
     healthy="share of tokens with |Δ| < {equal} after {updates} updates: far below {limit}",
     fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
@@ -179,8 +182,9 @@ def reference_is_policy(
     needs=["tokens.logprob", "tokens.ref_logprob"],
     min_steps=12,
     title="The reference was replaced during training",
-    cause="The distance |log π − log π_ref| falls by up to {drop} from one step to the next, {times} times, and grows "
-    "again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
+    cause="The distance between policy and reference falls by up to {drop} from one step to the next, {times} times, "
+    "and grows again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the "
+    "policy.",
     healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below {limit}, "
     "or a single time and not to 0; falls after which the distance is soon back do not count",
     fix="keep the reference frozen, and load it from the initial checkpoint when a run resumes; if you replace it on "

@@ -8,7 +8,7 @@ import numpy as np
 from cavesson.doctor.absent import no_penalty, no_reference
 from cavesson.doctor.data import RunData
 from cavesson.doctor.proposal import calmer, fitting, for_kl, over_limit, stronger, tighter
-from cavesson.doctor.reading import Curve, Reading
+from cavesson.doctor.reading import Affected, Curve, Reading
 from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
@@ -30,6 +30,8 @@ LOGGED = "rows.kl_k1|steps.kl/objective|steps.kl/per_token"
 NEAR = 5
 """Steps before and after a step that show how far the policy moves in one."""
 UNCLEAR_KL = Phrase("`kl` does not say what was measured, and when: log it as kl/objective (docs/metrics.md)")
+BELOW = "kl_k1 < 0"
+"""What a filter of the board says of responses with a negative KL."""
 TINY = 0.01
 """Mean logged KL, in nats, below which it matches everything."""
 USUAL_LENGTH = 100.0
@@ -104,7 +106,8 @@ def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     seen = float(np.median(after.value))
     words = {"share": Share(np.mean(after.value < 0))}
     evidence = data.step_evidence(after.step[np.argsort(after.value)])
-    found = Reading(seen, first is not None, first, evidence, words, Curve(points, low=0.0))
+    below = Affected(data.rows, data.rows["kl_k1"] < 0, BELOW) if data.recorded("rows.kl_k1") else None
+    found = Reading(seen, first is not None, first, evidence, words, Curve(points, low=0.0), affected=below)
     return found if data.has("rows.kl_k1") else _unless_unclear(data, found)
 
 
@@ -283,7 +286,7 @@ def coefficient_runaway(data: RunData, *, limit: float = 10.0) -> Reading | None
     needs=["tokens.logprob", "tokens.ref_logprob"],
     min_steps=5,
     title="Most of the KL comes from a few tokens or one place",
-    cause="{seen} of all |log π − log π_ref| is {where}: a single habit changes rather than the content of the "
+    cause="{seen} of the distance to the reference is {where}: a single habit changes rather than the content of the "
     "responses, such as a mismatched template, an ending, or a format.",
     healthy="share of Σ|Δ| in the top 1 % of the tokens: below {few}; in one tenth of the positions: below {tenth}",
     fix="inspect these tokens; compare the prompt template with the one that the model was fine-tuned with",
@@ -355,8 +358,8 @@ def estimator_misplaced(data: RunData, *, limit: float = HELD) -> Reading | None
     needs=["steps.kl/objective|steps.kl/per_token", "tokens.logprob", "tokens.ref_logprob"],
     severity="error",
     title="The logged KL is not a known estimate of the KL",
-    cause="The logged KL matches none of Σ Δ, Σ |Δ|, Σ ½Δ² and Σ (e^−Δ − 1 + Δ) of the recorded tokens, per response "
-    "or per token; the nearest is {name}, at a relative distance of {seen}.",
+    cause="The logged KL is none of the known estimates from the recorded tokens, neither per response nor per token; "
+    "the nearest is {name}, at a relative distance of {seen}.",
     healthy="relative distance of the logged KL from the nearest known estimate: below {limit}",
     fix="log the KL of the trained tokens, and name the estimator",
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",

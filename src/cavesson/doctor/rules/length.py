@@ -9,7 +9,7 @@ from cavesson.doctor.absent import no_longer
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import repeated, within
 from cavesson.doctor.proposal import longer
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.readings import collapse, exceeds, is_higher, lengths, pays
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
@@ -18,6 +18,8 @@ from cavesson.findings.words import Phrase, Share
 
 CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
 """What says whether responses were cut at the length limit; the first that there is counts."""
+WERE_CUT = 'finish_reason == "length"'
+"""What a filter of the board says of these responses."""
 SHORTER = 0.8
 """Times the length of right answers from which responses are not too short to be right."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
@@ -37,6 +39,12 @@ def _each_cut(data: RunData) -> Array | None:
     if data.has("rows.finish_reason"):
         return data.rows.says("finish_reason", "length").astype(float)
     return None if data.has("steps.finish/length") else data.rows["cut_text"]
+
+
+def _affected(data: RunData) -> Affected | None:
+    """Return the responses that were cut, if the record says of each whether it was."""
+    rows = data.whole.rows
+    return Affected(rows, rows.says("finish_reason", "length"), WERE_CUT) if rows.recorded("finish_reason") else None
 
 
 def _draws_limits(data: RunData) -> bool:
@@ -85,7 +93,16 @@ def truncated(
         undecided = PERHAPS_PAYS
     elif share > most and not is_wanted:
         undecided = PERHAPS_WANTED
-    return Reading(share, unhealthy, first, evidence, words, Curve(points, high=high), undecided=undecided)
+    return Reading(
+        share,
+        unhealthy,
+        first,
+        evidence,
+        words,
+        Curve(points, high=high),
+        affected=_affected(data),
+        undecided=undecided,
+    )
 
 
 def _longer_pays(data: RunData) -> tuple[bool, bool]:
@@ -223,7 +240,8 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     share = Share(points.first())
     unhealthy = share > limit and points.last() > limit
     evidence = data.step_evidence(points.step[:1])
-    return Reading(share, unhealthy, int(points.step[0]), evidence, curve=Curve(points, high=limit))
+    curve, affected = Curve(points, high=limit), _affected(data)
+    return Reading(share, unhealthy, int(points.step[0]), evidence, curve=curve, affected=affected)
 
 
 @rule(

@@ -22,6 +22,7 @@ MORE_LIKELY = Phrase(
     "From a later step on, the policy gives the sampled tokens a higher probability than tokens that it would sample "
     "itself"
 )
+GAP = Phrase("difference of the log-probabilities of sampler and trainer, in nats per token")
 FOLLOWS = 8
 """Steps by which the sampler's weights may be behind those that learn; prime-rl drops rollouts that are older."""
 AGREES = 0.1
@@ -109,8 +110,8 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     before, now = max(points.first(), 1e-4), points.last()
     unhealthy = now > factor * before and now > limit and trend(points).p < data.chance and trend(points).change > 0
     first = since(points, points.value > 2 * before, 5)
-    evidence = data.step_evidence(points.step[-1:])
-    return Reading(now, unhealthy, first, evidence, {"before": before}, Curve(points, high=factor * before))
+    evidence, curve = data.step_evidence(points.step[-1:]), Curve(points, high=factor * before, name=GAP)
+    return Reading(now, unhealthy, first, evidence, {"before": before}, curve)
 
 
 def sampled_ahead(data: RunData) -> bool:
@@ -165,7 +166,9 @@ def sampler_stale(data: RunData) -> Reading | None:
         "when": Phrase("at the first step" if starts_equal else "at some steps"),
         "frozen": Phrase(", and the sampler still has the weights of the reference" if frozen else ""),
     }
-    return Reading(float(points.value.max()), unhealthy, first, data.step_evidence([first]), words, Curve(points))
+    return Reading(
+        float(points.value.max()), unhealthy, first, data.step_evidence([first]), words, Curve(points, name=GAP)
+    )
 
 
 def _jumps(values: Array, typical: float) -> bool:

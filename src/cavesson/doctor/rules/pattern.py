@@ -9,7 +9,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.effects import Effects, Rewards, clear_of, early_part, grows, late_parts, share_of
 from cavesson.doctor.proposal import rounded
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.recorded import CHANCE
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -18,7 +18,7 @@ from cavesson.doctor.series import Array, since
 from cavesson.findings.words import Phrase, Share
 from cavesson.text.features import CHARACTER, NGRAM, WORD, features
 from cavesson.text.reward_effect import RewardEffect
-from cavesson.text.words import A_LETTER, SIGN, code_points, is_sign, is_spaced, kinds_of, words
+from cavesson.text.words import A_LETTER, NO_LETTER_RE2, SIGN, code_points, is_sign, is_spaced, kinds_of, words
 
 MIN_ROLLOUTS = 120
 FREQUENT = 0.2
@@ -134,10 +134,19 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
 
 def expression(pattern: str, letter: str = A_LETTER) -> str:
     """Return a regular expression that finds a pattern in a text, given one for a letter in such texts."""
+    # `\b` is also beside the combining marks of a word, not beside an underscore, and not between 好 and OK.
+    return _expression(pattern, f"(?<!{letter})", f"(?!{letter})")
+
+
+def search_expression(pattern: str) -> str:
+    """Return the same as an expression for the board's search, that is for RE2, which cannot look around."""
+    return _expression(pattern, f"(?:^|{NO_LETTER_RE2})", f"(?:$|{NO_LETTER_RE2})")
+
+
+def _expression(pattern: str, before: str, behind: str) -> str:
     (parts,) = words([pattern])
     plain = [re.sub(r"[.^$*+?{}[\]\\|()]", r"\\\g<0>", part) for part in parts]
-    # `\b` is also beside the combining marks of a word, not beside an underscore, and not between 好 and OK.
-    begin, end = (f"(?<!{letter})" if is_spaced(parts[0]) else "", f"(?!{letter})" if is_spaced(parts[-1]) else "")
+    begin, end = (before if is_spaced(parts[0]) else "", behind if is_spaced(parts[-1]) else "")
     between = r"\s+" if all(map(is_spaced, parts)) else r"\s*"
     found = between.join(plain)
     return found if all(map(is_sign, parts)) else f"(?i){begin}{found}{end}"
@@ -188,7 +197,7 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
         found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.effect.value > 0]
         found = [pattern for pattern in found if not answers.issuperset(pattern.text.split())]
         if found and found[0].explains >= limit:
-            return _spread(rows, texts, _longest(texts, found), late)
+            return _spread(rows, texts, _longest(texts, found), late, is_whole=not data.turns.recorded("text"))
         most = max(most, found[0].explains if found else 0.0)
     return Reading(Share(most), False)
 
@@ -209,7 +218,8 @@ def _longest(texts: Texts, found: list[Pattern]) -> Pattern:
     return max(same, key=lambda one: len(one.text), default=best)
 
 
-def _spread(rows: Rows, texts: Texts, best: Pattern, late: Array) -> Reading:
+def _spread(rows: Rows, texts: Texts, best: Pattern, late: Array, *, is_whole: bool) -> Reading:
+    """Return the reading of a pattern; ``is_whole`` where the texts are the responses, which the board searches."""
     has = texts.having(best.feature)
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
@@ -222,4 +232,5 @@ def _spread(rows: Rows, texts: Texts, best: Pattern, late: Array) -> Reading:
     }
     evidence = rows.highest(np.where(has & late, rows["reward"], -np.inf))
     curve = Curve(share, high=max(FREQUENT, GROWTH * best.before), name=Phrase("share of responses with the pattern"))
-    return Reading(Share(best.explains), True, first, evidence, words, curve)
+    affected = Affected(rows, has, search=search_expression(best.text)) if is_whole else None
+    return Reading(Share(best.explains), True, first, evidence, words, curve, affected=affected)

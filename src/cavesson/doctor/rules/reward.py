@@ -14,7 +14,7 @@ from cavesson.doctor.effects import clear_of
 from cavesson.doctor.groups import EQUAL, equal_by_chance, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import grown, rounded, stronger, tighter
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.readings import is_lower
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -22,6 +22,7 @@ from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
 from cavesson.findings.words import Percent, Phrase, Share
+from cavesson.record.splits import HELD_OUT
 
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
 VERDICTS, NEARLY_ALL = 8, 0.99
@@ -236,7 +237,8 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     unhealthy = unhealthy and _fall_in_errors(data.evaluation, peak, end) > clear_of(data.chance, len(held_out))
     evidence = data.evaluation.evidence(np.searchsorted(data.evaluation.step, smooth.step[[best, -1]]))
     curve = Curve(held_out, name=Phrase("held-out reward"))
-    return Reading(fall, unhealthy, int(smooth.step[best]), evidence, {"gain": gain}, curve)
+    affected = Affected(data.evaluation, np.ones(len(data.evaluation), bool), f'split == "{HELD_OUT}"')
+    return Reading(fall, unhealthy, int(smooth.step[best]), evidence, {"gain": gain}, curve, affected=affected)
 
 
 def _fall_in_errors(rows: Rows, early: Array, late: Array) -> float:
@@ -434,4 +436,6 @@ def _fall(data: RunData) -> Reading:
     first = since(points, smoothed(points).value < fallen, max(5, len(points) // 4))
     unhealthy = first is not None and now < fallen and is_lower(data, points, first)
     evidence = data.step_evidence(points.step[-1:])
-    return Reading(now, unhealthy, first, evidence, {"before": before}, Curve(points, low=fallen))
+    return Reading(
+        now, unhealthy, first, evidence, {"before": before}, Curve(points, low=fallen, name=Phrase("mean reward"))
+    )

@@ -1,12 +1,13 @@
 """Rules on responses that were not drawn from the distribution that scores them, which makes KL estimates negative."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import MISLED, MISMATCH
@@ -237,7 +238,9 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     short = np.where(np.isfinite(lengths), lengths < (least if until is None else until), np.nan)
     between = None if began is None else (began, began)
     course, undecided = data.rows.by_step(-short), PERHAPS_FORM if perhaps else None
-    return Reading(max(pile, begin), unhealthy, first, evidence, words, curve, course, between, undecided=undecided)
+    affected = Affected(rows, length == least, f"length == {least}")
+    reading = Reading(max(pile, begin), unhealthy, first, evidence, words, curve, course, between)
+    return replace(reading, affected=affected, undecided=undecided)
 
 
 def _leaves_gap(counts: Array, least: int) -> bool:

@@ -47,8 +47,8 @@ SCALE = 0.002
     traits=["kl_place"],
     severity="error",
     title="The KL penalty has the wrong sign or size",
-    cause="The penalty is −β·KL. Regressed on the recorded log-ratios, {what} give β = {found}, while the run's β is "
-    "{beta}{flipped}.",
+    cause="The KL penalty has another size or sign than the settings say: regressed on the recorded log-ratios, {what} "
+    "give a coefficient of {found}, while the run's is {beta}{flipped}.",
     healthy="β from the token rewards, or from the advantages of groups, divided by the β of the run: {low} to {high}",
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
     source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence; "
@@ -180,7 +180,7 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     needs=[*PENALTY, "rows.reward|rows.shaped_reward"],
     severity="error",
     title="The token rewards do not add up to the reward",
-    cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they do not, "
+    cause="In {seen} of the responses, the token rewards do not add up to the reward minus the KL penalty, "
     "by {size} in the median: an unrecorded step clips, scales, whitens or drops a part.",
     healthy="share of responses whose token rewards differ from reward − β·KL by more than {tolerance} of its size: "
     "below {limit}",

@@ -1,5 +1,6 @@
 """Rules on what a policy asks its tools for: nothing any more, or always the same, and what the reward makes of it."""
 
+import json
 import re
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from cavesson.doctor.absent import no_calls, no_turns
 from cavesson.doctor.data import RunData
 from cavesson.doctor.groups import within
 from cavesson.doctor.proposal import longer
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, mean_by_step, since, smoothed, standard_error
@@ -117,7 +118,9 @@ def tool_always_called(
         useless = earned < gain * float(np.std(rows["reward"][there]))
         unhealthy = first is not None and share > limit and before < start and useless
         words: Words = {"tool": tool, "before": before}
-        found.append(Reading(share, unhealthy, first, data.step_evidence([first]), words, Curve(points, high=limit)))
+        evidence, curve = data.step_evidence([first]), Curve(points, high=limit)
+        affected = Affected(rows, calls, f"tool == {json.dumps(tool, ensure_ascii=False)}")
+        found.append(Reading(share, unhealthy, first, evidence, words, curve, affected=affected))
     return max(found, key=lambda one: (one.unhealthy, one.seen)) if found else None
 
 

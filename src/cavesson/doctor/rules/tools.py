@@ -1,5 +1,6 @@
 """Rules on the calls of tools in episodes: what fails, takes too long, is cut, or is never or always asked for."""
 
+import json
 import re
 import unicodedata
 from collections import Counter
@@ -9,7 +10,7 @@ import numpy as np
 
 from cavesson.doctor.absent import no_calls
 from cavesson.doctor.data import RunData
-from cavesson.doctor.reading import Curve, Reading, Words
+from cavesson.doctor.reading import Affected, Curve, Reading, Words
 from cavesson.doctor.readings import at_least
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
@@ -46,13 +47,22 @@ def _worst(found: list[_Tool]) -> _Tool:
     return max(found, key=lambda one: (one.first is not None, one.points.after(one.first).value.mean()))
 
 
-def _judged(found: list[_Tool], limit: float, words: Words, turns: Turns) -> Reading:
+def _judged(found: list[_Tool], limit: float, words: Words, turns: Turns, condition: str | None = None) -> Reading:
+    """Return the reading of the worst tool; ``condition`` is what a filter says of a call in question."""
     worst = _worst(found)
     late = worst.wrong[turns.step[worst.wrong] >= worst.first] if worst.first is not None else worst.wrong
     seen = Share(worst.points.after(worst.first).value.mean())
     curve = Curve(worst.points, high=limit)
+    wrong = np.isin(np.arange(len(turns.rows)), turns.line[worst.wrong])
+    named = json.dumps(worst.name, ensure_ascii=False)
     return Reading(
-        seen, worst.first is not None, worst.first, turns.evidence(late), {"tool": worst.name, **words}, curve
+        seen,
+        worst.first is not None,
+        worst.first,
+        turns.evidence(late),
+        {"tool": worst.name, **words},
+        curve,
+        affected=Affected(turns.rows, wrong, f"tool == {named} and {condition}") if condition else None,
     )
 
 
@@ -122,7 +132,7 @@ def calls_fail(
         return None
     worst = _worst(found)
     words: Words = {"before": Share(worst.points.first()), "error": _usual_error(turns, worst.wrong)}
-    return _judged(found, max(limit, worst.points.first() + growth), words, turns)
+    return _judged(found, max(limit, worst.points.first() + growth), words, turns, "error")
 
 
 def _goes_on(turns: Turns, calls: Array) -> bool:

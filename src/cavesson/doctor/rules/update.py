@@ -84,7 +84,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     needs=["steps.policy/approx_kl|steps.policy/estimated_kl"],
     min_steps=3,
     title="One step moves the policy too far",
-    cause="Within a step the policy moves by ½·mean((log π − log π_old)²) = {seen} nats per token{estimated}.",
+    cause="Within a step, the policy moves {seen} nats per token away from the one that sampled{estimated}.",
     healthy="policy/approx_kl per token: around 0.01 to 0.05; above {limit} the samples are no longer of this policy. "
     "If it was not recorded, it is estimated from the KL to the reference, as ½·(growth of √(2·KL))² from a step to "
     "the next two: never above {limit}",

@@ -215,8 +215,8 @@ def value_loss_spike(
     needs=["info.config.ppo.lam", "rows.length"],
     traits=["critic"],
     title="The reward fades before it reaches the first tokens",
-    cause="With γ·λ = {decay} and {length} tokens, {seen} of the reward at the end reaches the first token of a "
-    "response.",
+    cause="Only {seen} of the reward at the end of a response reaches its first token, at γ·λ = {decay} and {length} "
+    "tokens.",
     healthy="(γλ)^length at the median length: above {limit}",
     fix="ppo.lam = 1 (or a λ that grows with the length), ppo.gamma = 1",
     settings={"ppo.lam": 1.0, "ppo.gamma": 1.0},

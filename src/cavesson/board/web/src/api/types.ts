@@ -488,7 +488,35 @@ export interface Finding {
   source: string;
   /** titles of its consequences */
   explains: string[];
+  /** what changed, in words and numbers; this and what follows are absent in files of earlier versions */
+  happened?: string;
+  /** the rollouts that it is about */
+  affected?: { steps: Steps; filter: string; search: string } | null;
+  /** a typical response of the last steps before it began, and one that shows it */
+  before?: Example | null;
+  after?: Example | null;
+  /** the settings to change; empty for other trainers than Cavesson */
+  change?: { toml: string; flags: string };
 }
+
+/** What somebody wrote on a step, or on a curve there. */
+export interface Note {
+  step: number;
+  /** the curve; null for the whole step */
+  metric: string | null;
+  text: string;
+  author: string;
+  time: string;
+}
+
+export interface Example extends RolloutKey {
+  reward: Maybe;
+  /** its beginning */
+  text: string;
+}
+
+/** What the documentation says, by rules. */
+export type DiagnosisPages = Record<string, string>;
 
 /** What the doctor says of a run in one language. */
 export interface Diagnosis {

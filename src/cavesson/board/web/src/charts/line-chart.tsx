@@ -21,6 +21,13 @@ export interface Mark {
   title: string;
 }
 
+/** What somebody wrote on a step, or on a curve there. */
+export interface Flag {
+  step: number;
+  colour: string;
+  text: string;
+}
+
 /** Steps that are shaded behind the curves. */
 export interface Stretch {
   steps: readonly [first: number, last: number];
@@ -37,9 +44,11 @@ interface Props {
   /** where steps lie, if not at their own number */
   along?: Along;
   marks?: Mark[];
+  flags?: Flag[];
   stretches?: Stretch[];
   onStep: (step: number) => void;
   onZoom: (zoom: [number, number] | null) => void;
+  actions?: ComponentChildren;
   children?: ComponentChildren;
 }
 
@@ -96,14 +105,20 @@ export function LineChart(props: Props) {
     if (plot.current) show(plot.current, latest.current, legend.current!);
     else showValues(null, latest.current, legend.current!);
   }, [spec, window]);
-  useLayoutEffect(() => plot.current?.redraw(false), [props.marks, props.stretches]);
+  useLayoutEffect(() => plot.current?.redraw(false), [props.marks, JSON.stringify(props.flags), props.stretches]);
   useLayoutEffect(() => {
     if (plot.current) placeNeedle(plot.current, latest.current);
     showValues(plot.current, latest.current, legend.current!);
   }, [step]);
 
   return (
-    <Card title={spec.title} level={2} hint={hint} save={() => lineSvg(spec, window, full ? "" : said, colours)}>
+    <Card
+      title={spec.title}
+      level={2}
+      hint={hint}
+      actions={props.actions}
+      save={() => lineSvg(spec, window, full ? "" : said, colours)}
+    >
       <div class="legend" ref={legend}>
         {spec.curves
           .filter((curve) => !curve.faint)
@@ -216,7 +231,11 @@ function options(
       setCursor: [(chart) => legend.current && showValues(chart, latest.current, legend.current)],
       setSelect: [(chart) => zoomTo(chart, latest)],
       drawClear: [(chart) => drawBehind(chart, latest.current, colours)],
-      draw: [(chart) => drawMarks(chart, latest.current, colours), (chart) => placeNeedle(chart, latest.current)],
+      draw: [
+        (chart) => drawMarks(chart, latest.current, colours),
+        (chart) => placeNeedle(chart, latest.current),
+        (chart) => placeFlags(chart, latest.current),
+      ],
     },
   };
 }
@@ -276,6 +295,19 @@ function addNeedle(chart: uPlot): void {
 function placeNeedle(chart: uPlot, { step, along = BY_STEP }: Props): void {
   const needle = chart.under.querySelector<HTMLElement>(".needle");
   if (needle) needle.style.transform = `translateX(${Math.round(chart.valToPos(along.at(step), "x"))}px)`;
+}
+
+/** Notes are elements, so that the pointer on one shows its text; a click goes to the chart and chooses the step. */
+function placeFlags(chart: uPlot, { flags = [], along = BY_STEP }: Props): void {
+  chart.over.querySelectorAll(".flag").forEach((flag) => flag.remove());
+  for (const { step, colour, text } of flags) {
+    const x = chart.valToPos(along.at(step), "x");
+    if (x < 0 || x > chart.over.clientWidth) continue;
+    const flag = Object.assign(document.createElement("i"), { className: "flag", title: text });
+    flag.style.left = `${Math.round(x)}px`;
+    flag.style.color = colour;
+    chart.over.append(flag);
+  }
 }
 
 /** The healthy range lies behind the curves. */

@@ -9,6 +9,8 @@ import { number } from "../maths/format";
 
 export interface Curve {
   name: string;
+  /** of the metric or column that it shows, where notes can be written on it */
+  key?: string;
   values: Maybe[];
   /** what was measured, where `values` are smoothed */
   measured?: Maybe[];

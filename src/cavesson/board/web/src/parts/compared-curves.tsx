@@ -10,7 +10,9 @@ import { AXES, type Axis, laidOver, placesAlong } from "../maths/along";
 import type { Side } from "../maths/sides";
 import { ChooseAxis, useAxisNames } from "./choose-axis";
 import { Smoothing } from "./smoothing";
+import { NoteList } from "./notes";
 import { runs } from "../state/board";
+import { flagsOf, useNotes } from "../state/notes";
 import { alignedNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
@@ -39,6 +41,7 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
   const more = [...(split ? usual : []), ...(extra ? [extra] : [])];
   const units = useAxisNames();
   const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
+  const notes = wanted.map((run) => useNotes(run));
   const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? run);
   const specs = useMemo(
     () =>
@@ -67,6 +70,11 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
             spec={spec}
             step={axis === "step" ? last : (spec.x.at(-1) ?? 0)}
             zoom={zoom}
+            flags={
+              axis === "step"
+                ? notes.flatMap((own, i) => flagsOf(own, spec.curves, curveColour(colours, i), names[i]!))
+                : []
+            }
             stretches={axis === "step" ? stretches : []}
             onStep={() => undefined}
             onZoom={(range) =>
@@ -75,6 +83,7 @@ function Loaded({ wanted, sides }: { wanted: string[]; sides: Side[] }) {
           />
         ))}
       </div>
+      <NoteList notes={notes.flatMap((own, i) => own.map((note) => ({ ...note, run: names[i]! })))} />
     </section>
   );
 }
@@ -114,7 +123,7 @@ function overlaid(
   });
   const { x, values } = laidOver(found);
   const curves = found.flatMap(({ name, colour }, i): Curve[] =>
-    values[i]!.some((value) => value !== null) ? [{ name, colour, values: values[i]! }] : [],
+    values[i]!.some((value) => value !== null) ? [{ name, key, colour, values: values[i]! }] : [],
   );
   if (curves.length === 0) return null;
   return { title: key, x, curves, bands: [], log: false, ...(axis === "step" ? {} : { unit }) };

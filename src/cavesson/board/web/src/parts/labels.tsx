@@ -1,6 +1,6 @@
 /** What people say of a rollout: a rating, tags and a note, and what others said. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
@@ -10,9 +10,8 @@ import { visible } from "../maths/text";
 import { useKeys } from "../state/keys";
 import { author, labelsOf, rememberLabels, setLabel, useLabels } from "../state/labels";
 import { useStore } from "../state/store";
+import { NoteField } from "./note-field";
 
-/** The server keeps no longer note. */
-const LONGEST = 10_000;
 const LONGEST_NAME = 100;
 const RATINGS = [1, 2, 3, 4, 5];
 
@@ -133,7 +132,7 @@ function Tags({ run, row, labels, field }: TagsProps) {
   );
 }
 
-function AuthorField() {
+export function AuthorField() {
   const t = useText();
   return (
     <input
@@ -156,32 +155,14 @@ interface NoteProps extends Props {
 
 function Note({ run, row, note, field }: NoteProps) {
   const t = useText();
-  const [text, setText] = useState(note);
-  const at = `${run}/${row.step}/${row.sample}`;
-  // What the server has not kept stays in the field.
-  const unsaved = useRef({ at: "", text: "" });
-  useEffect(() => setText(unsaved.current.at === at ? unsaved.current.text : note), [note, at]);
-  const keep = (): void => {
-    if (text === note) return;
-    const mine = (unsaved.current = { at, text });
-    void setLabel(run, row, { name: "note", value: text }, text === "").then((kept) => {
-      if (kept && unsaved.current === mine) unsaved.current = { at: "", text: "" };
-    });
-  };
-  if (inSnapshot && note === "") return null;
   return (
-    <textarea
-      ref={field}
-      class="note"
-      rows={text.includes("\n") || text.length > 60 ? 3 : 1}
+    <NoteField
+      at={`${run}/${row.step}/${row.sample}`}
+      note={note}
+      field={field}
+      label={t("note")}
       placeholder={t("noteHint")}
-      aria-label={t("note")}
-      value={text}
-      readOnly={inSnapshot}
-      maxLength={LONGEST}
-      onInput={(event) => setText(event.currentTarget.value)}
-      onBlur={keep}
-      onKeyDown={(event) => event.key === "Escape" && event.currentTarget.blur()}
+      onKeep={(text) => setLabel(run, row, { name: "note", value: text }, text === "")}
     />
   );
 }

@@ -1,14 +1,19 @@
 /** Markdown and LaTeX as elements. Nothing recorded becomes markup: links are not followed, and HTML stays text. */
 
 import type { Token, Tokens } from "marked";
-import type { ComponentChildren } from "preact";
-import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
+import { createContext, type ComponentChildren } from "preact";
+import { useContext, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { useText } from "../i18n";
 import { visible } from "../maths/text";
 import { inSnapshot } from "../api/snapshot";
 import type { Libraries } from "../markdown";
+import type { Route } from "../state/router";
+import { Link } from "./link";
 import { useMarkdown } from "./markdown-script";
 import { Text } from "./text";
+
+/** Where a link leads to within the page, for a text that is not recorded; null for any other link. */
+export const LinkRoute = createContext<(href: string) => Route | null>(() => null);
 
 /** Longer texts are shown as they are. */
 const LONGEST = 100_000;
@@ -149,6 +154,8 @@ function Table({ table }: { table: Tokens.Table }) {
 
 /** Where a link leads is text, too. */
 function Address({ to, text }: { to: string; text: string }) {
+  const route = useContext(LinkRoute)(to);
+  if (route) return <Link to={route}>{visible(text)}</Link>;
   return (
     <>
       {visible(text)}

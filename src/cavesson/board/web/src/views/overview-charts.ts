@@ -29,8 +29,8 @@ interface Wanted {
   title: Key;
   hint: Key;
   isKept?: boolean;
-  /** metrics of the step, or a statistic of the rollouts; what was not recorded is left out */
-  curves: { name: string; from: string | Maybe[] | undefined; colour?: string; dashed?: boolean }[];
+  /** metrics of the step, or columns of the rollouts, whose mean it is; what was not recorded is left out */
+  curves: { name: string; from: string | { column: string }; colour?: string; dashed?: boolean }[];
   spread?: Rollup | undefined;
   healthy?: [number, number];
 }
@@ -94,7 +94,7 @@ function rewardCharts(drawing: Drawing): Wanted[] {
   const parts = Object.keys(series.rollups).filter((name) => name.startsWith("part/"));
   // Importers know the reference's responses to any prompt, training only those to held-out ones.
   const gap = of("gap") ?? of("eval/gap");
-  const reference = (of("ref_reward") ?? of("eval/ref_reward"))?.mean;
+  const reference = { column: of("ref_reward") ? "ref_reward" : "eval/ref_reward" };
   return [
     {
       title: "reward",
@@ -102,12 +102,17 @@ function rewardCharts(drawing: Drawing): Wanted[] {
       isKept: true,
       spread: of("reward"),
       curves: [
-        { name: t("mean"), from: of("reward")?.mean },
-        { name: t("evaluation"), from: of("eval/reward")?.mean, colour: colours.s3 },
+        { name: t("mean"), from: { column: "reward" } },
+        { name: t("evaluation"), from: { column: "eval/reward" }, colour: colours.s3 },
         { name: t("reference"), from: reference, colour: colours.reference, dashed: true },
       ],
     },
-    { title: "gap", hint: "hintGap", spread: gap, curves: [{ name: t("mean"), from: gap?.mean }] },
+    {
+      title: "gap",
+      hint: "hintGap",
+      spread: gap,
+      curves: [{ name: t("mean"), from: { column: of("gap") ? "gap" : "eval/gap" } }],
+    },
     {
       title: "pairsRight",
       hint: "hintPairsRight",
@@ -121,7 +126,7 @@ function rewardCharts(drawing: Drawing): Wanted[] {
     {
       title: "parts",
       hint: "hintParts",
-      curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: of(name)!.mean })) : [],
+      curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: { column: name } })) : [],
     },
   ];
 }
@@ -147,7 +152,7 @@ function policyCharts(drawing: Drawing): Wanted[] {
       spread: of("kl_k1"),
       healthy: HEALTHY_KL,
       curves: [
-        { name: objective ? "objective" : "kl_k1", from: objective ?? of("kl_k1")?.mean },
+        objective ? { name: "objective", from: "kl/objective" } : { name: "kl_k1", from: { column: "kl_k1" } },
         { name: t("evaluation"), from: "evaluation/kl", colour: colours.s3 },
       ],
     },
@@ -157,7 +162,7 @@ function policyCharts(drawing: Drawing): Wanted[] {
       hint: "hintEntropy",
       spread: of("entropy"),
       curves: [
-        { name: t("sampled"), from: of("entropy")?.mean },
+        { name: t("sampled"), from: { column: "entropy" } },
         { name: t("updated"), from: "policy/entropy", colour: colours.s3 },
       ],
     },
@@ -166,8 +171,8 @@ function policyCharts(drawing: Drawing): Wanted[] {
       hint: "hintLength",
       spread: of("length"),
       curves: [
-        { name: t("mean"), from: of("length")?.mean },
-        { name: t("evaluation"), from: of("eval/length")?.mean, colour: colours.s3 },
+        { name: t("mean"), from: { column: "length" } },
+        { name: t("evaluation"), from: { column: "eval/length" }, colour: colours.s3 },
       ],
     },
   ];
@@ -208,8 +213,8 @@ function episodeCharts(drawing: Drawing): Wanted[] {
   if (!turns && !series.metrics["episode/turns"]) return [];
   const calls = named(series, "tool/", "/calls");
   const counted = [
-    { name: t("calls"), from: of("calls")?.mean },
-    { name: t("failed"), from: of("call_errors")?.mean, colour: colours.bad },
+    { name: t("calls"), from: { column: "calls" } },
+    { name: t("failed"), from: { column: "call_errors" }, colour: colours.bad },
   ];
   return [
     {
@@ -217,8 +222,8 @@ function episodeCharts(drawing: Drawing): Wanted[] {
       hint: "hintTurns",
       spread: turns,
       curves: [
-        { name: t("mean"), from: turns?.mean ?? "episode/turns" },
-        { name: t("evaluation"), from: of("eval/turns")?.mean, colour: colours.s3 },
+        { name: t("mean"), from: turns ? { column: "turns" } : "episode/turns" },
+        { name: t("evaluation"), from: { column: "eval/turns" }, colour: colours.s3 },
       ],
     },
     { title: "toolCalls", hint: "hintToolCalls", curves: calls.length > 0 ? calls : counted },
@@ -263,7 +268,7 @@ export function otherCharts(drawing: Drawing, find: string): Map<string, Chart[]
   for (const name of Object.keys(series.metrics).sort()) {
     if (!name.toLowerCase().includes(find.toLowerCase())) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "";
-    const curves = [{ name, values: series.metrics[name]!, colour: colours.s1 }];
+    const curves = [{ name, key: name, values: series.metrics[name]!, colour: colours.s1 }];
     const spec = shaped({ ...placed(name, drawing), curves, bands: [] }, drawing.shaping);
     groups.set(group, [...(groups.get(group) ?? []), { spec }]);
   }
@@ -279,9 +284,10 @@ function built(wanted: Wanted, drawing: Drawing): Chart[] {
   const { title, hint, isKept = false, curves, spread, healthy } = wanted;
   const { series, shaping, colours, t } = drawing;
   const found = curves.flatMap(({ name, from, colour, dashed = false }, i): Curve[] => {
-    const values = typeof from === "string" ? series.metrics[from] : from;
-    const measured = values?.some((value) => value !== null);
-    return measured ? [{ name, values: values!, colour: colour ?? curveColour(colours, i), dashed }] : [];
+    const isMetric = typeof from === "string";
+    const values = isMetric ? series.metrics[from] : series.rollups[from.column]?.mean;
+    if (!values?.some((value) => value !== null)) return [];
+    return [{ name, key: isMetric ? from : from.column, values, colour: colour ?? curveColour(colours, i), dashed }];
   });
   if (found.length === 0) return [];
   const bands = spread && !shaping.zero ? bandsOf(spread, shaping.band, colours.s1) : [];

@@ -13,11 +13,13 @@ import { constant } from "../maths/moving";
 import { ChooseAxis, useAxisNames } from "../parts/choose-axis";
 import { FactList } from "../parts/facts";
 import { Findings } from "../parts/findings";
+import { NoteButton, NotesCard } from "../parts/notes";
 import { PromptLists } from "../parts/prompt-list";
 import { useDiagnosis } from "../parts/scrubber";
 import { Segments, Switch } from "../parts/segments";
 import { Smoothing } from "../parts/smoothing";
 import { StepBrief } from "../parts/step-brief";
+import { flagsOf, useNotes } from "../state/notes";
 import { selectStep, useRun, useStep } from "../state/board";
 import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
@@ -65,6 +67,8 @@ export function Overview() {
     [drawing, find],
   );
   const machine = useMemo(() => (drawing ? machineCharts(drawing) : []), [drawing]);
+  const notes = useNotes(run.run);
+  const colours = usePalette();
   const marks = useMarks(diagnosis.findings);
   if (!series || !drawing) return <main class="view" />;
   if (series.step.length === 0)
@@ -82,6 +86,8 @@ export function Overview() {
       zoom={zoom}
       along={drawing.along}
       marks={marks}
+      flags={flagsOf(notes, chart.spec.curves, colours.accent)}
+      actions={<NoteButton name={keysOf(chart)[0]!} />}
       {...(height ? { height } : {})}
       onStep={selectStep}
       onZoom={(range) => patchRoute({ x: range ? `${range[0]}-${range[1]}` : undefined }, true)}
@@ -95,6 +101,12 @@ export function Overview() {
       </ShapingBar>
       <div class="charts">{charts.map((chart) => drawn(chart))}</div>
       <Unchanged charts={unchanged} />
+      <NotesCard
+        run={run.run}
+        step={step}
+        notes={notes}
+        curves={[...new Set([...charts, ...unchanged].flatMap(keysOf))]}
+      />
       {run.columns.rows.length > 0 && <StepBrief step={step} />}
       {run.columns.rows.length > 0 && <PromptLists />}
       <Machine charts={machine} open={query["machine"] === "1"} drawn={(chart) => drawn(chart, 90)} />
@@ -128,6 +140,11 @@ function useMarks(findings: Finding[]): Mark[] {
   const colours = usePalette();
   return useMemo(() => marksOf(findings, colours), [findings, colours]);
 }
+
+/** Names of what a chart draws; a smoothed curve and its original have one. */
+const keysOf = ({ spec }: Chart): string[] => [
+  ...new Set(spec.curves.flatMap(({ key }) => (key === undefined ? [] : [key]))),
+];
 
 function marksOf(findings: Finding[], colours: Palette): Mark[] {
   const severity = { error: colours.bad, warning: colours.warm, note: colours.muted };
