@@ -181,7 +181,7 @@ def test_the_loss_of_a_run_is_that_of_whole_distributions(tmp_path: Path, beta: 
     assert first["loss/divergence"] == pytest.approx(float(torch.cat(found).mean()), rel=1e-4)
 
 
-RESPONSES = (" lay a letter.", " dog", " late again, and nobody came to meet it.", " two cats")
+RESPONSES = (" lay a letter.", " dog", " late again, and nobody came to meet it.", " three cats")
 GIVEN: dict[str, Any] = {
     "steps": 3, "samples_per_prompt": 1, "batch_size": 16, "sampling": {"max_new_tokens": 12},
     "distill": {"loss_type": "full", "beta": 0.3, "own_share": 0.5},
@@ -213,6 +213,10 @@ def test_the_record_says_which_responses_the_data_give(tmp_path: Path) -> None:
             whole = [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
             assert ids == whole[:12] and row["response"] == tokenizer.decode(ids, skip_special_tokens=True)
             assert row["finish_reason"] == ("eos" if len(whole) <= 12 else "length")
+    # One is as long as the limit, and not cut.
+    assert {("eos", 12), ("length", 12)} <= {
+        (row["finish_reason"], row["length"]) for row in rows if row["split"] == "given"
+    }
     given = run.sql("SELECT count(*) FROM rows WHERE split = 'given'").fetchall()
     assert given == [(sum(row["split"] == "given" for row in rows),)]
 
