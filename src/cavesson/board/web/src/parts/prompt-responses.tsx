@@ -9,7 +9,7 @@ import { number, whole } from "../maths/format";
 import { placeText, type PromptSide, SIDES, sideOf } from "../maths/sides-of-prompt";
 import { gist } from "../maths/prompt";
 import { beginning, oneLine, visible } from "../maths/text";
-import { useVersion } from "../state/board";
+import { tokensRoute, useVersion } from "../state/board";
 import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
 import { splitOf } from "../state/selection";
@@ -17,7 +17,7 @@ import { Problem } from "./failure";
 import { Link } from "./link";
 import { Pages } from "./pages";
 import { filterOf } from "./prompt-page";
-import { openTokens, tokensRoute } from "./rollout-line";
+import { openTokens } from "./rollout-line";
 import { Segments } from "./segments";
 
 const PAGE = 25;

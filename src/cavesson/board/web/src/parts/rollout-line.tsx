@@ -3,7 +3,8 @@
 import { number } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { beginning, oneLine } from "../maths/text";
-import { go, type Route, tabRoute } from "../state/router";
+import { tokensRoute } from "../state/board";
+import { go } from "../state/router";
 
 interface Props {
   run: string;
@@ -17,13 +18,6 @@ interface Props {
 
 /** Characters of a prompt: the response has to be seen too. */
 const PROMPT = 60;
-
-/** The choice of metrics stays from one rollout to the next. */
-export function tokensRoute(run: string, step: number, sample: number, token: number | null = null): Route {
-  const { token: _, ...kept } = tabRoute("tokens").query;
-  const place = { run, step: String(step), sample: String(sample) };
-  return { view: "tokens", query: { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) } };
-}
 
 export function openTokens(run: string, step: number, sample: number, token: number | null = null): void {
   const { view, query } = tokensRoute(run, step, sample, token);

@@ -24,14 +24,13 @@ import {
 import { csv } from "../maths/csv";
 import { number, whole } from "../maths/format";
 import { beginning, oneLine } from "../maths/text";
-import { selectStep, useStep } from "../state/board";
+import { selectStep, tokensRoute, useStep } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
 import { parseZoom } from "../views/overview";
 import { Card } from "./card";
 import { CopyButton } from "./copy-button";
 import { Link } from "./link";
 import { Pages } from "./pages";
-import { tokensRoute } from "./rollout-line";
 import { SaveTable } from "./save-table";
 import { Segments } from "./segments";
 

@@ -6,12 +6,12 @@ import type { PromptPage, Rollout, RolloutKey } from "../api/types";
 import { useText } from "../i18n";
 import { number } from "../maths/format";
 import { ENDS, type End, isEnd, placeText, type PromptSide, SIDES, sideOf } from "../maths/sides-of-prompt";
+import { tokensRoute } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
 import { Card } from "./card";
 import { Conversation, turnsOf } from "./conversation";
 import { Problem } from "./failure";
 import { Link } from "./link";
-import { tokensRoute } from "./rollout-line";
 import { Segments } from "./segments";
 import { CutText, TextDifference } from "./text";
 

@@ -7,6 +7,7 @@ import { address } from "../api/client";
 import { inSnapshot } from "../api/snapshot";
 import { currentRoute, patchRoute, type Route, tabRoute, useRoute, type View } from "./router";
 import { neighbour, pairs } from "../maths/series";
+import { parsePlace } from "../maths/sides-of-prompt";
 import { growSeries, knownSeries } from "./series";
 import { createStore, useStore } from "./store";
 
@@ -95,9 +96,21 @@ export function selectStep(step: number | undefined): void {
 /** What a reader has chosen on *Responses*. */
 const CHOICES = ["sort", "scope", "steps", "filter", "q", "starred", "at"];
 
-/** Where a view's tab leads: to the newest responses of a run in training, the best first, until others were chosen. */
+/** Where the tokens of a response are; the choice of metrics stays from one response to the next. */
+export function tokensRoute(run: string, step: number, sample: number, token: number | null = null): Route {
+  const { token: _, ...kept } = tabRoute("tokens").query;
+  const place = { run, step: String(step), sample: String(sample) };
+  return { view: "tokens", query: { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) } };
+}
+
+/**
+ * Where a view's tab leads: to the tokens of the response that is open on *Responses*, and to the newest responses of a
+ * run in training, the best first, until others were chosen.
+ */
 export function viewRoute(view: View, run: RunSummary): Route {
   const { query } = tabRoute(view);
+  const open = currentRoute().view === "responses" ? parsePlace(currentRoute().query["at"]) : null;
+  if (view === "tokens" && open) return tokensRoute(run.run, open.step, open.sample);
   const newest = view === "responses" && run.live && !CHOICES.some((key) => key in query);
   return { view, query: newest ? { ...query, scope: "step", sort: "-reward" } : query };
 }

@@ -6,7 +6,8 @@ import { lookAhead } from "../ahead";
 import { Problem } from "../parts/failure";
 import { LeftOut, Partial } from "../parts/partial";
 import { RolloutDetail } from "../parts/rollout-detail";
-import { openTokens, tokensRoute } from "../parts/rollout-line";
+import { parsePlace } from "../maths/sides-of-prompt";
+import { openTokens } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
 import { Star } from "../parts/star";
 import { Statistics } from "../parts/statistics";
@@ -16,7 +17,7 @@ import { useResource } from "../api/resource";
 import { rolloutAddress } from "../api/tokens";
 import type { Label, RolloutKey, Row, Rows, RunSummary, Series } from "../api/types";
 import { useText } from "../i18n";
-import { useRun, useStep, useVersion } from "../state/board";
+import { tokensRoute, useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
 import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
@@ -308,8 +309,3 @@ function cell({ key, width, grow, cell: content }: Column, row: Row, labels: Lab
 }
 
 const rowId = ({ step, sample }: RolloutKey): string => `row-${step}-${sample}`;
-
-function parsePlace(text: string | undefined): { step: number; sample: number } | null {
-  const found = /^(\d+)\.(-?\d+)$/.exec(text ?? "");
-  return found ? { step: Number(found[1]), sample: Number(found[2]) } : null;
-}
