@@ -87,7 +87,8 @@ def test_whatever_a_run_and_its_columns_are_called_it_is_shown_and_no_more(tmp_p
     for column in ("split", "finish_reason", "response"):
         assert [row[column] for row in rows] == NAMES * 2, column
     metrics = found["/api/runs/run/series"].json()["metrics"]
-    assert metrics == {metric: [0.5, 0.5] for metric in NAMES}
+    assert {name: metrics[name] for name in NAMES} == {metric: [0.5, 0.5] for metric in NAMES}
+    assert metrics.keys() - NAMES == {"rows/truncated", "rows/zero_variance"}
     for part in NAMES:
         got = client.get(f"/api/runs/{run['run']}/histogram", params={"column": f"part/{part}"}).json()
         assert sum(got["counts"]) == 14, part

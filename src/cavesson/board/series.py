@@ -11,6 +11,7 @@ from pydantic import Field
 from cavesson.board.buckets import Buckets, buckets, summary
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import RunQuery, Steps
+from cavesson.board.shares import SHARES, Shares, missing
 from cavesson.doctor.names import ALIASES, UNCLEAR, logged_as
 from cavesson.index.columns import Array
 from cavesson.index.rollups import Level, Rollups, rollups
@@ -19,6 +20,8 @@ from cavesson.record.splits import GIVEN, HELD_OUT, Split
 
 MAX_ROLLUPS = 40
 MAX_SUMMARIES = 100
+OF_ALL_STEPS = ("reward", "length")
+"""Columns that each step with rollouts has."""
 NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
 
 
@@ -35,7 +38,7 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     """Return metrics and roll-ups by step, or by groups of steps so that there are at most ``points``.
 
     A metric that another trainer logged under its own name is there under Cavesson's name, too: ``called`` maps the one
-    to the other.
+    to the other. ``shares`` are metrics that were not logged and follow from the rollouts.
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
@@ -43,11 +46,13 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
     called = _called(logged)
     measured = _measured(snapshot)
-    wanted = _wanted(query.names, [*logged, *called, *measured])
+    shares = missing(snapshot, (*logged, *called))
+    wanted = _wanted(query.names, [*logged, *called, *measured, *shares])
+    found = {name: _share(run, snapshot, name, query.steps) for name in shares if wanted is None or name in wanted}
     columns = {
         name: rollups_of(run, snapshot, name, query.steps)
         for name in measured
-        if wanted is None or not wanted.isdisjoint((name, f"eval/{name}"))
+        if wanted is None or not wanted.isdisjoint((name, f"eval/{name}")) or (found and name in OF_ALL_STEPS)
     }
     steps = [metrics["step"].to_numpy(), *(lines.step for lines in columns.values())]
     grouping = buckets(np.concatenate(steps), query.points)
@@ -55,17 +60,18 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
         "step": grouping.first,
         "steps": grouping.pairs(),
         "metrics": {
-            name: _means(metrics, called.get(name, name), grouping)
+            name: _means(metrics["step"].to_numpy(), metrics[called.get(name, name)].to_numpy(), grouping)
             for name in (*logged, *called)
             if wanted is None or name in wanted
-        },
+        }
+        | {name: _means(*share, grouping) for name, share in found.items()},
         "rollups": {
             name: values
             for column, lines in columns.items()
             for name, values in _summaries(run, snapshot, column, lines, grouping).items()
             if wanted is None or name in wanted
         },
-        "names": {"metrics": logged, "rollups": measured, "called": called},
+        "names": {"metrics": logged, "rollups": measured, "called": called, "shares": shares},
     }
 
 
@@ -79,9 +85,10 @@ def _wanted(names: str, known: Collection[str]) -> set[str] | None:
 
 
 def names_of(snapshot: Snapshot) -> set[str]:
-    """Return the names of all curves of training: of metrics, also by Cavesson's names, and of columns."""
+    """Return the names of all curves of training: of metrics, also by Cavesson's names, of columns, and of shares."""
     logged = [name for name in snapshot.metrics.column_names if name not in ("step", "attempt")]
-    return {*logged, *_called(logged), *_measured(snapshot)}
+    called = _called(logged)
+    return {*logged, *called, *_measured(snapshot), *missing(snapshot, (*logged, *called))}
 
 
 def _measured(snapshot: Snapshot) -> list[str]:
@@ -155,11 +162,17 @@ def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:
     return table.filter((pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1]))
 
 
-def _means(metrics: pa.Table, name: str, grouping: Buckets) -> Array:
+def _share(run: OpenRun, snapshot: Snapshot, name: str, steps: tuple[int, int] | None) -> Shares:
+    key = (name, snapshot.rows, snapshot.state.dead)
+    share = run.cache.get("shares", key, lambda: SHARES[name].of(snapshot), most=len(SHARES))
+    kept = slice(None) if steps is None else (share.step >= steps[0]) & (share.step <= steps[1])
+    return Shares(share.step[kept], share.value[kept])
+
+
+def _means(step: Array, values: Array, grouping: Buckets) -> Array:
     """Return the mean of the finite values of a metric in each bucket."""
-    values = metrics[name].to_numpy()
     finite = np.isfinite(values)
-    where, size = grouping.of(metrics["step"].to_numpy()[finite]), len(grouping.first)
+    where, size = grouping.of(step[finite]), len(grouping.first)
     with np.errstate(all="ignore"):
         means: Array = np.bincount(where, values[finite], minlength=size) / np.bincount(where, minlength=size)
     return means

@@ -99,7 +99,7 @@ test("a curve rests if it moves by less than a thousandth of its size; one point
   );
 });
 
-test("every name that the charts draw is asked for", () => {
+test("every name that the charts draw is asked for, but for what the server offers to count", () => {
   const read = new Set<string>();
   const listening = <T>(value: T): Record<string, T> =>
     new Proxy({} as Record<string, T>, { get: (_, name) => (read.add(String(name)), value) });
@@ -113,7 +113,7 @@ test("every name that the charts draw is asked for", () => {
   }
   assert.ok(read.size > 25);
   assert.deepEqual(
-    [...read].filter((name) => !isFirst(name)),
+    [...read].filter((name) => !isFirst(name) && !name.startsWith("rows/")),
     [],
   );
 });

@@ -117,6 +117,8 @@ export interface Series {
     rollups: string[];
     /** Cavesson's names of metrics that the trainer calls otherwise */
     called?: Record<string, string>;
+    /** what was not logged and follows from the rollouts */
+    shares?: string[];
   };
   metrics: Record<string, Maybe[]>;
   rollups: Record<string, Rollup>;

@@ -134,9 +134,12 @@ function rewardCharts(drawing: Drawing): Wanted[] {
 /** Whether there is anything to learn from. */
 function signalCharts({ series, t }: Drawing): Wanted[] {
   const errors = named(series, "tool/", "/errors");
+  const shareOf = (logged: string, counted: string): Wanted["curves"] => [
+    { name: t("share"), from: series.metrics[logged] ? logged : counted },
+  ];
   return [
-    { title: "truncated", hint: "hintTruncated", curves: [{ name: t("share"), from: "finish/length" }] },
-    { title: "zeroVariance", hint: "hintZeroVariance", curves: [{ name: t("share"), from: "group/zero_std" }] },
+    { title: "truncated", hint: "hintTruncated", curves: shareOf("finish/length", "rows/truncated") },
+    { title: "zeroVariance", hint: "hintZeroVariance", curves: shareOf("group/zero_std", "rows/zero_variance") },
     { title: "toolErrors", hint: "hintToolErrors", curves: errors },
   ];
 }

@@ -44,7 +44,7 @@ export function Overview() {
   const { query } = useRoute();
   const find = query["all"] === "1" ? (query["find"] ?? "") : null;
   const known = useSeries(run.run);
-  const more = find === null ? [] : metricNames(known);
+  const more = [...(known?.names?.shares ?? []), ...(find === null ? [] : metricNames(known))];
   const whole = useSeries(run.run, more);
   const diagnosis = useDiagnosis(run.run);
   const shaping: Shaping = {
