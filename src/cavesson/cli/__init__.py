@@ -319,7 +319,7 @@ def export(
     run: RunPlace,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, empty or absent; or a file.")],
     format: Annotated[
-        str, typer.Option(help="Format: csv, jsonl, parquet, preference, rl-logging-board, sft or trl.")
+        str, typer.Option(help="Format: csv, jsonl, openenv, parquet, preference, rl-logging-board, sft or trl.")
     ] = "rl-logging-board",
     quote_formulas: Annotated[
         bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets read as formulas.")

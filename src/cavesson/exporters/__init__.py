@@ -4,12 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cavesson.exporters import conversations, rl_logging_board, tables, trl
+from cavesson.exporters import conversations, openenv, rl_logging_board, tables, trl
 from cavesson.record.storage import Location
 
 EXPORTERS: dict[str, Callable[[Location, Path, bool], int]] = {
     "rl-logging-board": rl_logging_board.export,
     "trl": trl.export,
+    "openenv": openenv.export,
     "csv": partial(tables.export, format="csv"),
     "jsonl": partial(tables.export, format="jsonl"),
     "parquet": partial(tables.export, format="parquet"),
