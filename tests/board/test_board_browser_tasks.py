@@ -11,15 +11,19 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
-from browser_helpers import PROMPTS, BoardProcess, opened, parsed, record_run, saved, settle
+from browser_helpers import PROMPTS, BoardProcess, opened, parsed, record_run, saved, settle, wait_for
 from episode_helpers import record_episodes
 from playwright.sync_api import Locator, Page, expect
 
 import cavesson
+from cavesson.record import Recorder, begin_attempt, write_run
 
 MOST = 4
 HACK = "#"
+STEPS, BATCH, BEGIN, CUT = 16, 8, 6, 6
+"""Of a run of which six responses of eight are cut from a step on, and one before."""
 
 
 class Mouse:
@@ -49,6 +53,72 @@ def tab(page: Page, name: str) -> Locator:
 def rows(runs_told):
     """The trained responses of the first run."""
     return [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["split"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory):
+    """The board of a run on a GPU whose responses are cut."""
+    folder = tmp_path_factory.mktemp("night") / "night"
+    write_run(folder, {"algorithm": "grpo", "cavesson": "0.2", "config": {"sampling": {"max_new_tokens": 5}}})
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        for step in range(STEPS):
+            cut = CUT if step >= BEGIN else 1
+            rows = {
+                "prompt": [f"prompt {sample // 4}" for sample in range(BATCH)],
+                "response": [f"answer {sample} of step {step}" for sample in range(BATCH)],
+                "reward": [((7 * step + 3 * sample) % 11) / 10 for sample in range(BATCH)],
+                "finish_reason": ["length" if sample < cut else "eos" for sample in range(BATCH)],
+            }
+            recorder.rollouts(step, rows, {"token_id": np.ones((BATCH, 5), int) + np.arange(BATCH)[:, None]})
+            recorder.metrics(step, {"machine/gpu/0/utilization": 20.0 + step, "finish/length": cut / BATCH})
+    with BoardProcess(folder) as board:
+        wait_for(lambda: board.json("api/runs/night/findings") is not None)
+        yield board
+
+
+def chart(page: Page, title: str) -> Locator:
+    return page.locator(".charts .card").filter(has=page.get_by_role("heading", name=title, exact=True)).first
+
+
+def test_when_did_hacking_begin_with_an_example_before_and_after(browser, board_told):
+    with first_page(browser, board_told) as (page, mouse):
+        finding = page.locator(".findings li", has_text="A pattern that the reward favours spreads")
+        expect(finding).to_contain_text("began between steps 0 and 1")
+        before, after = finding.locator(".examples .line").all()
+        expect(before).not_to_contain_text(HACK)
+        expect(after).to_contain_text(HACK)
+        mouse.click(after)
+        expect(page.locator(".tok", has_text=HACK).first).to_be_visible()
+
+
+def test_how_many_are_cut_and_since_when(browser, night):
+    with first_page(browser, night) as (page, mouse):
+        expect(chart(page, "Truncated responses")).to_contain_text(f"{CUT / BATCH}")
+        finding = page.locator(".findings li", has_text="Responses are truncated")
+        said = f"Share of responses cut at the length limit: 75 % on average from step {BEGIN} on, 12 % before."
+        expect(finding.locator(".happened")).to_have_text(said)
+        mouse.click(finding.get_by_role("link", name="All affected"))
+        expect(page.locator("output.muted")).to_have_text(f"{CUT * (STEPS - BEGIN)} rollouts")
+
+
+def test_is_the_gpu_busy(browser, night):
+    with first_page(browser, night) as (page, mouse):
+        mouse.click(page.get_by_text("Machine", exact=True))
+        expect(page.locator(".card", has_text="GPU").last).to_contain_text(f"{20 + STEPS - 1}")
+
+
+def test_annotate_a_curve(browser, night):
+    with first_page(browser, night) as (page, mouse):
+        mouse.click(page.locator(".timeline canvas, .timeline svg").first)
+        reward = chart(page, "Reward")
+        reward.hover()
+        mouse.click(reward.get_by_role("button", name="Write a note"))
+        page.keyboard.type("new prompts")
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+            page.keyboard.press("Control+Enter")
+        expect(reward.locator(".flag")).to_have_attribute("title", "new prompts")
+        (note,) = night.json("api/runs/night/notes")
+        assert (note["text"], note["metric"], f"step={note['step']}" in page.url) == ("new prompts", "reward", True)
 
 
 def test_what_does_a_phrase_earn(browser, board_told, rows):
@@ -114,15 +184,16 @@ def test_one_prompt_over_training(browser, board_told, rows):
 
 
 def test_share_it(browser, board_told, tmp_path):
+    curves = ".charts .card .key"
     with first_page(browser, board_told) as (page, mouse):
         settle(page)
-        shown = page.locator("main").inner_text()
+        shown = page.locator(curves).all_inner_texts()
         mouse.click(page.get_by_role("button", name="Export"))
         item = page.get_by_role("button", name="This view as one HTML file")
         file = saved(page, lambda: mouse.click(item), tmp_path)
     with opened(browser, f"file://{file}", offline=True) as page:
         settle(page)
-        assert page.locator("main").inner_text() == shown
+        assert page.locator(curves).all_inner_texts() == shown != []
 
 
 def test_label_and_export_pairs(browser, tmp_path):
