@@ -211,6 +211,21 @@ def test_an_answer_violates_no_rule_and_fits_a_phone(browser, board, wide, schem
         assert page.evaluate("[...document.querySelectorAll('.view')].every((v) => v.scrollWidth <= v.clientWidth)")
 
 
+@pytest.mark.skipif(not AXE.is_file(), reason="npm ci in src/cavesson/board/web")
+@pytest.mark.parametrize("wide", [True, False], ids=["1440", "390"])
+def test_rescored_rewards_violate_no_rule_and_fit_a_phone(browser, board, wide):
+    with opened(browser, f"{board.address}/compare?sides=first,second", wide=wide) as page:
+        section = page.locator(".rescored")
+        section.locator("h2").first.scroll_into_view_if_needed()
+        section.locator(".plot").first.scroll_into_view_if_needed()  # charts are drawn once they are in sight
+        section.locator(".plot canvas").first.wait_for()
+        settle(page)
+        expect(section.locator("select option")).to_have_text(["first · tone"])
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate("[...document.querySelectorAll('.view')].every((v) => v.scrollWidth <= v.clientWidth)")
+
+
 def test_resting_on_the_tab_runs_no_query(browser, board):
     asked = []
     with opened(browser, address_of(board, "SELECT 1 AS one")) as page:
@@ -227,6 +242,7 @@ def test_compare_shows_recorded_and_rescored_rewards_of_a_single_run(browser, fo
     with BoardProcess(folder / "first") as board, opened(browser, f"{board.address}/overview") as page:
         page.get_by_role("navigation").get_by_role("link", name="Compare").click()
         section = page.locator(".rescored")
+        section.locator(".plot").first.scroll_into_view_if_needed()
         section.locator(".plot canvas").first.wait_for()
         facts = dict(zip(*(section.locator(f".facts {one}").all_inner_texts() for one in ("dt", "dd")), strict=True))
         got = client_of(board_of(folder / "first")).get("/api/runs/first/rescored", params={"name": "tone"}).json()

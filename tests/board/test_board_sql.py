@@ -3,8 +3,10 @@
 import json
 import socket
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from board_helpers import ORIGIN, board_of, client_of
@@ -196,6 +198,13 @@ def test_a_query_ends_when_its_client_closes_the_connection(run):
         with _sent(board, "SELECT 42") as connection:
             answer = connection.makefile("rb").read()
         assert b"42" in answer and time.monotonic() - began < 8, "by themselves, they end after ten seconds"
+
+
+def test_the_longest_query_fits_into_an_address(run):
+    with BoardProcess(run) as board:
+        address = f"{board.address}/sql?{urlencode({'query': 'é' * 20_000})}"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            assert answer.status == 200 and b"<html" in answer.read()
 
 
 def _sent(board: BoardProcess, query: str) -> socket.socket:

@@ -19,6 +19,8 @@ REQUEST_SECONDS = 10.0
 """Maximum seconds from the opening of a connection, or from the last response, to the head of a request."""
 READING_SECONDS = 60.0
 """Maximum seconds in which a client reads nothing of its response."""
+MAX_HEAD = 256 << 10
+"""Bytes of the head of a request: the address of a page can hold a long query in SQL, in escapes."""
 SELDOM, LINE = 60.0, 60
 """Seconds before the same line is logged again, and how many of its characters tell it from others."""
 

@@ -62,7 +62,6 @@ def rescored(board: Board, query: RescoredQuery) -> dict[str, Any]:
     key = (
         snapshot.rows,
         snapshot.state.dead,
-        snapshot.state.rescored[query.name],
         query.name,
         query.split,
         query.limit,

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from cavesson.board.connections import BACKLOG, Connection, Seldom
+from cavesson.board.connections import BACKLOG, MAX_HEAD, Connection, Seldom
 from cavesson.board.opening import Opening
 from cavesson.board.page import NO_PAGE, STATIC
 from cavesson.board.security import Guard, checked_token, is_loopback
@@ -185,6 +185,7 @@ class _Server(uvicorn.Server):
             ws="none",
             backlog=BACKLOG,
             timeout_graceful_shutdown=GRACE,
+            h11_max_incomplete_event_size=MAX_HEAD,
         )
         logging.getLogger("asyncio").addFilter(Seldom())
         # What an open page still asks for after the grace period is cut off, which is not worth a line to the user.

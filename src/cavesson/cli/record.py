@@ -45,7 +45,7 @@ def compact(run: RunPlace, allow_remote: AllowRemote = False) -> None:
 def sql(
     run: RunPlace,
     query: Annotated[
-        str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups, vocabulary and rescored.")
+        str, typer.Argument(help="One SELECT over rows, tokens, turns, steps, rollups, vocabulary and rescored.")
     ],
     seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=0)] = 60.0,
     memory: Annotated[int, typer.Option(help="Memory limit in MB.", min=16)] = 2048,

@@ -43,10 +43,10 @@ def _floats(table: pa.Table) -> Array:
 
 def _groups(run: Run, rows: pa.Table) -> Array:
     """Return [N] a number for each prompt of a step and split."""
-    keys = np.stack(
-        [rows["step"].to_numpy(), is_held_out(rows["split"]).to_numpy(), prompt_numbers(run, rows)],
-    )
-    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    names, prompt = np.unique(prompt_numbers(run, rows), return_inverse=True)
+    step = rows["step"].to_numpy().astype(np.int64)
+    # One integer for all three sorts ten times as fast as three columns.
+    return np.unique((2 * step + is_held_out(rows["split"]).to_numpy()) * len(names) + prompt, return_inverse=True)[1]
 
 
 def prompt_numbers(run: Run, rows: pa.Table, steps: Sequence[int] | None = None) -> Array:

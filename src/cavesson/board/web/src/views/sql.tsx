@@ -11,6 +11,7 @@ import { SqlAnswerPart } from "../parts/sql-answer";
 import { Examples, Tables } from "../parts/sql-tables";
 import { useRun, useVersion } from "../state/board";
 import { useKeys } from "../state/keys";
+import type { Patch } from "../state/address";
 import { patchRoute, useRoute } from "../state/router";
 import { type Asked, drafts, forgetAnswer, useAnswer } from "../state/sql";
 
@@ -24,7 +25,7 @@ export function Sql() {
   const editor = useRef<HTMLTextAreaElement>(null);
   const [text, setText] = useDraft(run.run, query["query"] ?? "");
   const [again, setAgain] = useState(0);
-  const limit = Number(query["limit"] ?? LINES);
+  const limit = Number(query["limit"]) || LINES;
   const asked: Asked | null = query["query"] ? { run: run.run, query: query["query"], limit } : null;
   const answering = useAnswer(asked, again);
   const { data: known, error } = useResource<SqlTables>(address(`runs/${run.run}/tables`), useVersion(run.run));
@@ -93,14 +94,9 @@ export function Sql() {
 }
 
 /** What another query begins with anew. */
-const NEW = {
-  limit: undefined,
-  chart: undefined,
-  across: undefined,
-  value: undefined,
-  sort: undefined,
-  offset: undefined,
-};
+const NEW: Patch = Object.fromEntries(
+  ["limit", "chart", "across", "value", "sort", "offset", "x"].map((key) => [key, undefined]),
+);
 
 /** What stands in the editor: what the address asks, until the reader types; it outlives a look at another view. */
 function useDraft(run: string, asked: string): [string, (text: string) => void] {
