@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from import_helpers import lines, rows
 
 import cavesson
 from cavesson.errors import UserError
 from cavesson.importers import import_run
+from cavesson.importers.metrics import WANDB_START, _leveldb
 
 
 def table(path: Path, columns: list[str], *data: list[Any]) -> None:
@@ -140,3 +143,28 @@ def test_a_history_that_was_cut_is_read_as_far_as_it_goes(tmp_path, history, siz
     (tmp_path / "damaged.wandb").write_bytes(damaged)
     with pytest.raises(UserError, match=r"damaged\.wandb (is damaged|has no metrics)"):
         import_run(completions(tmp_path), tmp_path / "run2", metrics=tmp_path / "damaged.wandb")
+
+
+def leveldb(records: list[bytes], start: int) -> bytes:
+    """Records in blocks of 32 KiB, as LevelDB writes them; checksums are not read."""
+    content = bytes(start)
+    for record in records:
+        first = True
+        while first or record:
+            room = 2**15 - len(content) % 2**15
+            if room < 7:
+                content, room = content + bytes(room), 2**15
+            part, record = record[: room - 7], record[room - 7 :]
+            kind = (1 if first else 4) if not record else (2 if first else 3)
+            content += bytes(4) + len(part).to_bytes(2, "little") + bytes([kind]) + part
+            first = False
+    return content
+
+
+@given(st.lists(st.integers(0, 8) | st.integers(2**15 - 40, 2**15 + 8) | st.just(2**17), max_size=5), st.integers(0, 8))
+@settings(max_examples=30, deadline=None)
+def test_records_of_any_size_come_out_of_the_blocks_of_a_history(sizes, cut):
+    records = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    content = leveldb(records, WANDB_START)
+    assert [*_leveldb(content, WANDB_START)] == records
+    assert [*_leveldb(content[: len(content) - cut], WANDB_START)] in (records, records[:-1])
