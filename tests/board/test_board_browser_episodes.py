@@ -19,12 +19,12 @@ CHATML = (
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
-    """The board of a run with turns, and of an imported one whose texts have the marks of a template."""
+    """The board of a run with turns, and of an imported one whose texts have the marks of a template, without turns."""
     folder = tmp_path_factory.mktemp("episodes")
     line = {"step": 0, "prompt": "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n", "reward": 1.0}
     lines = [line | {"response": CHATML}, line | {"response": '<img src=x onerror="window.hacked=1"> **a** $x^2$'}]
     (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    import_run(folder / "log.jsonl", folder / "imported", "plain")
+    import_run(folder / "log.jsonl", folder / "imported", "rl-logging-board")
     with BoardProcess(record_episodes(folder / "run"), folder / "imported") as board:
         yield board
 

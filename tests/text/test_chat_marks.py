@@ -104,6 +104,7 @@ def test_ordinary_text_is_no_conversation(text: str) -> None:
         ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hi"),
         ("user\nA\nassistant\nB\nuser\nC\nassistant\n", "user: A assistant: B user: C"),
         ('[{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]', "Q"),
+        ("<|im_start|>system\nBe short.<|im_end|>\nWrite a line.", "Write a line."),
         ("<|im_start|>system\nonly this<|im_end|>\n", "<|im_start|>system\nonly this<|im_end|>\n"),
     ],
 )

@@ -168,6 +168,8 @@ def asked(prompt: str) -> str:
     else:
         said = turns_in(prompt, marks, "user") if marks else []
     said = [one for one in said if one.role != "system" and _THOUGHT.sub("", one.text).strip()]
+    if not said and marks and marks.order is None:  # nobody is named behind the system turn
+        return re.split(marks.closes.removesuffix("$"), prompt, maxsplit=1)[-1].strip() or prompt
     if len(said) == 1:
         return said[0].text.strip()
     return " ".join(f"{one.role}: {one.text.strip()}" for one in said) or prompt
