@@ -55,6 +55,11 @@ def test_what_is_opened_violates_nothing_either(browser, board_told, wide):
             page.locator(sign).first.wait_for()
             settle(page)
             assert violations(page) == [], what
+        rule = board_told.json("api/runs/first/findings")["en"]["findings"][0]["rule"]
+        page.goto(f"{board_told.address}/overview?finding={rule}")
+        page.locator(".diagnosis .heading").wait_for()
+        settle(page)
+        assert violations(page) == [], "a finding and its page"
         page.goto(f"{board_told.address}/responses?steps=0-0")
         page.locator(".tr .star").nth(2).click()
         page.get_by_role("button", name="Columns").click()

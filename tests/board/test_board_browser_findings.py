@@ -104,6 +104,8 @@ def test_a_finding_has_its_own_address_with_what_is_known_of_its_kind(browser, b
         unlike = re.search(r"\*\*Not to be confused with:\*\* (A run that cuts[^:]*)", text)[1]
         expect(known).to_contain_text(unlike)
         assert known.locator("img").count() == 0 and "pictures/" not in known.inner_text()
+        # The numbers on the page are of another run, which it names.
+        expect(known).to_contain_text(re.search(r"^\*(A run with .*)\*$", text, re.M)[1].split("`")[0])
         known.get_by_role("link", name="length-bias").first.click()
         expect(page).to_have_url(re.compile("about=length-bias"))
         expect(known.locator(".heading")).to_have_text("Bad responses grow longer")
@@ -113,6 +115,10 @@ def test_a_finding_has_its_own_address_with_what_is_known_of_its_kind(browser, b
         expect(page.locator(".diagnosis")).to_contain_text("Trang này bằng tiếng Anh.")
         page.locator("select.language").select_option("en")
         page.keyboard.press("Escape")
+        expect(known).to_have_count(0)
+        item(page).get_by_role("link", name="What this finding means").click()
+        expect(known).to_be_visible()
+        item(page).get_by_role("link", name="Close").click()
         expect(known).to_have_count(0)
         assert "finding=" not in page.url
 

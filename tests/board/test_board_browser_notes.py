@@ -3,6 +3,7 @@
 import pytest
 from browser_helpers import BoardProcess, opened, record_run, saved, settle
 from playwright.sync_api import Page, expect
+from test_board_browser_accessible import AXE, violations
 
 
 @pytest.fixture
@@ -61,6 +62,18 @@ def test_notes_are_written_by_keyboard_and_stand_in_the_charts(browser, board):
         page.keyboard.press("Delete")
         page.keyboard.press("Escape")
         expect(lines).to_have_count(1)
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="npm ci in src/cavesson/board/web")
+def test_notes_violate_nothing_of_wcag(browser, board):
+    with opened(browser, f"{board.address}/overview?run=first&step=2&on=reward") as page:
+        write(page, "a note")
+        expect(page.locator(".note-list li")).to_have_count(1)
+        for view in ("overview?run=first", "compare"):
+            page.goto(f"{board.address}/{view}")
+            page.locator(".note-list li").wait_for()
+            settle(page)
+            assert violations(page) == [], view
 
 
 def test_a_flag_stands_at_its_step(browser, board):

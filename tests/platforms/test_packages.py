@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 WEB = "src/cavesson/board/web"
 MADE = (
     f"{WEB}/node_modules/@esbuild/linux-x64/bin/esbuild", "src/cavesson/board/static/index.html",
+    "src/cavesson/board/static/diagnosis.json",
     "src/cavesson/__pycache__/cli.cpython-311.pyc", ".import_linter_cache/grimp.json", ".venv/bin/python",
 )  # fmt: skip
 """Files that git ignores: of packages, of the built page, of caches and of an environment."""
@@ -45,6 +46,7 @@ def test_the_sdist_has_the_sources_and_nothing_that_was_made_of_them(project: Pa
         names = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in archive.getnames()}
     assert not names & set(MADE)
     sources = {"hatch_build.py", "LICENSE", "README.md", "src/cavesson/__init__.py", "recipes/tiny-grpo.toml"}
+    sources |= {"docs/diagnosis/truncated.md"}  # which the page of the board contains
     assert names >= sources | {f"{WEB}/{name}" for name in ("build.mjs", "package.json", "package-lock.json", ".npmrc")}
     assert Path(file).stat().st_size < 10e6
 
@@ -53,7 +55,8 @@ def test_the_wheel_has_the_page_and_all_other_data(project: Path) -> None:
     builder = WheelBuilder(str(project))
     names = {file.distribution_path for file in builder.recurse_included_files()}
     assert names >= {
-        "cavesson/board/static/index.html", "cavesson/demo/demo.toml", "cavesson/tools/templates/comparison.html",
+        "cavesson/board/static/index.html", "cavesson/board/static/diagnosis.json", "cavesson/demo/demo.toml",
+        "cavesson/tools/templates/comparison.html",
         "cavesson/tools/templates/comparison.js", "cavesson/doctor/languages/vi.toml", "cavesson/py.typed",
     }  # fmt: skip
     assert not [name for name in names if "/web/" in name or "__pycache__" in name]

@@ -50,12 +50,12 @@ const options = {
 };
 
 mkdirSync(out, { recursive: true });
-// What the doctor's findings mean, in Markdown by the names of the rules: the pictures are of other runs.
+// What the doctor's findings mean, in Markdown by the names of the rules, without the pictures.
 const docs = join(here, "..", "..", "..", "..", "docs", "diagnosis");
 const names = readdirSync(docs).filter((name) => name.endsWith(".md") && name !== "README.md");
 const pageOf = (name) =>
   readFileSync(join(docs, name), "utf8")
-    .replace(/^!\[.*\n\n\*.*\*\n\n/m, "")
+    .replace(/^!\[.*\n\n/m, "")
     .replace(/\n\[All findings\].*\n$/, "");
 const pages = Object.fromEntries(names.sort().map((name) => [name.slice(0, -".md".length), pageOf(name)]));
 writeFileSync(join(out, "diagnosis.json"), JSON.stringify(pages));

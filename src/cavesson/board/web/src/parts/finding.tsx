@@ -7,7 +7,7 @@ import { number } from "../maths/format";
 import { oneLine, visible } from "../maths/text";
 import { selectStep } from "../state/board";
 import { patched, type Query } from "../state/address";
-import { SHOWN_VIEWS, useRoute } from "../state/router";
+import { type Route, SHOWN_VIEWS, useRoute } from "../state/router";
 import { CopyButton } from "./copy-button";
 import { DiagnosisPage } from "./diagnosis-page";
 import { Link } from "./link";
@@ -32,10 +32,11 @@ export function FindingItem({ run, finding, steps, open, pages }: Props) {
   const place = useRef<HTMLLIElement>(null);
   useLayoutEffect(() => void (open && place.current?.scrollIntoView({ block: "nearest" })), [open]);
   const query = patched(route.query, { run, finding: open ? undefined : rule, about: undefined });
+  const own: Route = { view: "overview", query };
   return (
     <li ref={place} class={open ? "open" : ""}>
       <i class={`severity ${severity}`} role="img" aria-label={kind} title={kind} />
-      <Link to={{ view: "overview", query }} class="title" current={open} title={t(open ? "close" : "findingOpen")}>
+      <Link to={own} class="title" current={open}>
         <b>{visible(title)}</b>
       </Link>
       {steps && (
@@ -53,6 +54,7 @@ export function FindingItem({ run, finding, steps, open, pages }: Props) {
       <Examples run={run} finding={finding} />
       <Change finding={finding} />
       <span class="chips">
+        <Link to={own}>{t(open ? "close" : "findingOpen")}</Link>
         <Affected run={run} finding={finding} />
         {evidence.slice(0, MOST).map(({ step, sample, start }) => (
           <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, start)}>
@@ -115,7 +117,7 @@ function Affected({ run, finding: { affected } }: { run: string; finding: Findin
   const { steps, filter, search } = affected;
   const query: Query = patched({}, { run, steps: steps.join("-"), filter, q: search, regex: search && 1 });
   return (
-    <Link to={{ view: "responses", query }} class="affected">
+    <Link to={{ view: "responses", query }}>
       {filter || search ? t("allAffected") : t("allSince", { steps: steps.join("–") })}
     </Link>
   );
