@@ -176,3 +176,45 @@ def test_figures_of_the_machine_are_a_group_that_the_address_opens(browser, boar
         for language, said in {"zh": "机器", "vi": "Máy"}.items():
             page.locator("select.language").select_option(language)
             expect(page.locator("details.more summary").nth(1)).to_have_text(said)
+
+
+def test_compared_curves_along_tokens_end_with_their_last_values(browser, board):
+    path = "compare?sides=run%400-9,run%4030-39&axis=tokens"
+    with opened(browser, f"{board.address}/{path}") as page:
+        expect(card(page, "length").locator(".key b")).to_have_text(str(LENGTHS[-1]))
+        mean = 0.01 * (STEPS - 1) + 0.1 * (BATCH - 1) / 2
+        expect(card(page, "reward").locator(".key b")).to_have_text(f"{mean:.4g}")
+
+
+LONG = 900
+
+
+@pytest.fixture(scope="module")
+def long_board(tmp_path_factory):
+    """A run of examples with more steps than a chart has points: the server puts them together."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    write_run(folder, {"algorithm": "sft"})
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        for step in range(LONG):
+            recorder.metrics(step, {"loss/nll": float(LONG - step), "data/tokens": 100.0, "optim/grad_norm": 1.0})
+    with BoardProcess(folder) as board:
+        yield board
+
+
+def test_a_long_run_is_zoomed_in_on_step_by_step_along_its_tokens(browser, long_board, tmp_path):
+    with opened(browser, f"{long_board.address}/overview?axis=tokens&step=110&x=101-120") as page:
+        loss = card(page, "Loss")
+        expect(loss.locator(".key b").first).to_have_text(str(LONG - 110))
+        settle(page)
+        # Its neighbours are as far away as in steps, since all steps have as many tokens.
+        needle = float(
+            re.findall(r"[\d.]+", page.evaluate("() => document.querySelector('.needle').style.transform"))[0]
+        )
+        width = loss.locator(".u-over").bounding_box()["width"]
+        assert needle == pytest.approx((110 - 101) / (120 - 101) * width, abs=2)
+        loss.hover()
+        svg = saved(page, loss.get_by_role("button", name="SVG").click, tmp_path).read_text()
+        curves = [points.split() for points in re.findall(r'<polyline points="([^"]+)"', svg)]
+        assert max(map(len, curves)) == 120 - 101 + 1
+        assert ">11,000<" in svg  # from 10,200 tokens at step 101 to 12,100 at step 120
+        expect(page.locator("details", has_text="Did not change (1)")).to_contain_text("Gradient norm")

@@ -28,8 +28,8 @@ class Machine:
         gpus = gpu_reader() if device.type == "cuda" else None
         self._gpus = None if gpus is None else Sampled(gpus, SECONDS)
         self._process = psutil.Process()
-        for begin in (psutil.cpu_percent, self._process.cpu_percent):
-            begin()  # each call says what was used since the one before
+        psutil.cpu_percent()  # each call says what was used since the one before
+        self._process.cpu_percent()
 
     def metrics(self) -> Metrics:
         """Return the figures since the last call, or since the beginning."""
