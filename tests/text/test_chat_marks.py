@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cavesson.text.chat_marks import asked, calls_in, marks_in, messages_in, turns_in
+from cavesson.text.chat_marks import OF_RESULTS, asked, calls_in, marks_in, messages_in, turns_in
+from cavesson.text.chat_marks import ROLES as ROLE_NAMES
 
 ROLES = ("system", "user", "assistant", "model", "tool")
 LINES = st.lists(
@@ -110,6 +111,11 @@ def test_ordinary_text_is_no_conversation(text: str) -> None:
 )
 def test_what_a_prompt_asks(prompt: str, wanted: str) -> None:
     assert asked(prompt) == wanted
+
+
+def test_every_name_of_a_tool_is_looked_for() -> None:
+    names = ["tool", *(name for name, role in ROLE_NAMES.items() if role == "tool")]
+    assert all(any(part in name for part in OF_RESULTS) for name in names)
 
 
 def test_a_call_that_is_not_json_is_a_text() -> None:

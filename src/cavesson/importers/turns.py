@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from cavesson.importers.fields import content_text, is_messages, message_text, to_json
 from cavesson.importers.packing import Values, is_text, pack, pack_whole
 from cavesson.record.write.failures import error_in
-from cavesson.text.chat_marks import RESULT, RESULTS, calls_in, marks_in, messages_in, turns_in
+from cavesson.text.chat_marks import OF_RESULTS, RESULT, RESULTS, calls_in, marks_in, messages_in, turns_in
 
 Turn = dict[str, Any]
 """Columns of ``TURN_COLUMNS`` that are known, without those that say where the turn belongs."""
@@ -100,6 +100,9 @@ def turns_of_text(response: str) -> list[Turn]:
 
     Other turns are none: the policy may have written a mark itself.
     """
+    lower = response.lower()
+    if not any(name in lower for name in OF_RESULTS):  # most responses, and looking for marks takes longer
+        return []
     marks = marks_in(response)
     found, waiting = list[Turn](), list[Mapping[str, Any]]()
     for said in turns_in(response, marks, "assistant") if marks else []:

@@ -18,6 +18,8 @@ class Marks(NamedTuple):
     order: str | None = None
     """what the roles are in their order, with a space behind each: such marks are ordinary words, so that a text is
     only known by them if it begins with one and this is found in its roles"""
+    needs: str = "<|"
+    """what a text must contain to have marks that may be anywhere: a quick look at texts of some kilobytes"""
 
 
 class Said(NamedTuple):
@@ -31,21 +33,23 @@ MARKS = (
     Marks(r"<\|im_start\|>([^\n<]{1,40})\n", r"\s*<\|im_end\|>\s*$"),
     Marks(r"<\|start_header_id\|>([^<]{1,40})<\|end_header_id\|>\s*", r"\s*<\|(?:eot_id|eom_id)\|>\s*$"),
     Marks(r"<\|header_start\|>([^<]{1,40})<\|header_end\|>\s*", r"\s*<\|(?:eot|eom)\|>\s*$"),
-    Marks(r"<start_of_turn>(\w+)\n", r"\s*<end_of_turn>\s*$"),
+    Marks(r"<start_of_turn>(\w+)\n", r"\s*<end_of_turn>\s*$", needs="<start_of_turn>"),
     Marks(r"<\|turn>(\w+)\n", r"\s*<turn\|>\s*$"),
     Marks(
         r"(?:<\|start\|>([\w.]+)[^<\n]*)?(?:<\|channel\|>([^<\n]*))?(?:<\|constrain\|>[^<\n]*)?<\|message\|>",
         r"\s*<\|(?:end|return|call)\|>(?:<\|start\|>assistant)?\s*$",
+        needs="<|message|>",
     ),
     Marks(r"<\|START_OF_TURN_TOKEN\|><\|(\w+?)_TOKEN\|>", r"\s*<\|END_OF_TURN_TOKEN\|>\s*$"),
     Marks(
         r"<｜(User|Assistant|tool▁outputs▁begin|tool▁output▁begin)｜>",
         r"\s*<｜[\w▁]+(?:end|sentence)｜>\s*$",
+        needs="<｜",
     ),
     Marks(
         r"<\|(system|user|assistant|tool|observation)\|>\n?", r"\s*(?:<\|end\|>|<\|endoftext\|>|<\/s>)\s*$"
     ),
-    Marks(r"\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?", r"\s*<\/s>\s*$"),
+    Marks(r"\[(\/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS|AVAILABLE_TOOLS))\]\s?", r"\s*<\/s>\s*$", needs="["),
     Marks(
         r"^\[(system|developer|user|assistant|tool|environment|SYSTEM|DEVELOPER|USER|ASSISTANT|TOOL|USER\/TOOL)\]\n",
         r"\n+$", r"^\w",
@@ -62,7 +66,10 @@ MARKS = (
         r"(?<![ \t])(system|user|assistant|ipython)\n\n", r"(?!)",
         r"^system user assistant (?:(?:user |(?:tool )+)assistant )*$",
     ),
-    Marks(r"^(user(?=\n<tool_response>\n)|(?<=<\/tool_response>\n)assistant)\n", r"\n(?![\s\S])"),
+    Marks(
+        r"^(user(?=\n<tool_response>\n)|(?<=<\/tool_response>\n)assistant)\n", r"\n(?![\s\S])",
+        needs="<tool_response>",
+    ),
 )  # fmt: skip
 """Special tokens, which users cannot write where the tokenizer is used as it should be; the importers' marks; and what
 is left of ChatML and Gemma's marks, of Llama 3's, and of ChatML's around results of tools in a response, where special
@@ -89,6 +96,8 @@ ROLES = {
     "tool▁outputs▁begin": "tool",
 }
 """Other names of the roles."""
+OF_RESULTS = ("tool", "ipython", "observation", "function", "environment")
+"""Every name of a tool's turn has one of these in it."""
 CALLS = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)|(?:\[TOOL_CALLS\]|<\|python_tag\|>)(.*)", re.DOTALL)
 """Calls as Hermes, Qwen, Mistral and Llama write them."""
 RESULTS = re.compile(r"\s*(?:<tool_response>(?:(?!<tool_response>).)*</tool_response>\s*)+", re.DOTALL)
@@ -112,7 +121,7 @@ def marks_in(text: str) -> Marks | None:
 def _has(text: str, marks: Marks) -> bool:
     opens = re.compile(marks.opens, re.MULTILINE)
     if marks.order is None:
-        return opens.search(text) is not None
+        return marks.needs in text and opens.search(text) is not None
     if not opens.match(text):
         return False
     roles = "".join(f"{_role(mark[1])} " for mark in opens.finditer(text))
