@@ -17,6 +17,15 @@ CHATML = (
 )
 
 
+DECODED = {
+    "input": "system\nBe short.\nuser\n{}\nassistant\n",
+    "output": "Wait.\nuser\n<tool_response>\n42\n</tool_response>\nassistant\nIt is 42.",
+    "score": 1.0,
+    "step": 5,
+}
+"""A line of verl, which decodes without special tokens."""
+
+
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
     """The board of a run with turns, and of an imported one whose texts have the marks of a template, without turns."""
@@ -25,7 +34,11 @@ def board(tmp_path_factory):
     lines = [line | {"response": CHATML}, line | {"response": '<img src=x onerror="window.hacked=1"> **a** $x^2$'}]
     (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     import_run(folder / "log.jsonl", folder / "imported", "rl-logging-board")
-    with BoardProcess(record_episodes(folder / "run"), folder / "imported") as board:
+    task = "Solve the problem, and write the answer behind four hashes. "
+    lines = [DECODED | {"input": DECODED["input"].format(task + f"What is {i} * 7?")} for i in (6, 8)]
+    (folder / "5.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    import_run(folder / "5.jsonl", folder / "decoded")
+    with BoardProcess(record_episodes(folder / "run"), folder / "imported", folder / "decoded") as board:
         yield board
 
 
@@ -161,6 +174,20 @@ def test_marks_of_a_template_are_shown_as_a_conversation_and_markup_as_text(brow
         expect(rendered.locator("b")).to_have_text("a")
         expect(rendered.locator("math msup")).to_have_count(1)
         assert page.locator(".detail img").count() == 0
+
+
+def test_what_was_decoded_without_special_tokens_is_a_conversation(browser, board):
+    with opened(browser, f"{board.address}/responses?run=decoded&at=5.0&step=5&columns=sample,prompt,response") as page:
+        prompt = page.locator(".detail h3:has-text('Prompt') + .conversation")
+        expect(prompt.locator("details.system summary")).to_contain_text("System prompt")
+        expect(prompt.get_by_text("Be short.")).to_be_hidden()
+        expect(prompt.locator(".turn")).to_have_count(1)
+        expect(prompt.locator(".turn")).to_contain_text("What is 6 * 7?")
+        assert turns(page) == ["Assistant", "Tool", "Assistant"]
+        page.keyboard.press("Escape")
+        go(page, "/responses?run=decoded&step=5&columns=sample,prompt,response")
+        expect(page.locator('.tr[data-row="1"] .td')).to_have_text(["0", "…6 * 7?", "It is 42."])
+        expect(page.locator('.tr[data-row="2"] .td')).to_have_text(["1", "…8 * 7?", "It is 42."])
 
 
 @pytest.mark.parametrize(("language", "words"), [("zh-CN", ["助手", "失败"]), ("vi-VN", ["Trợ lý", "lỗi"])])

@@ -147,6 +147,24 @@ def test_a_database_with_metrics_alone_says_what_reads_them(tmp_path):
         import_run(file, tmp_path / "run")
 
 
+def test_any_other_table_is_mapped(tmp_path):
+    table = {"_type": "trackio.table", "_value": [{"question": "Q", "answer": "A", "score": 0.5, "split": "eval"}]}
+    file = database(tmp_path / "p.db", {"a": [{"loss": 1.0}, {"samples": table}]})
+    columns = {"prompt": "question", "response": "answer", "reward": "score"}
+    assert import_run(file, tmp_path / "run", columns=columns).format == "plain"
+    assert rows(tmp_path / "run", "step", "split", "prompt", "response", "reward") == [(1, "eval", "Q", "A", 0.5)]
+
+
+def test_a_line_that_is_not_json_is_said(tmp_path):
+    file = database(tmp_path / "p.db", {"a": [{"loss": 1.0}]})
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute('UPDATE metrics SET metrics = \'{"a": {"_type": "trackio.table"\'')
+    with pytest.raises(
+        UserError, match=r"p\.db has no rollouts: it cannot be read as a database of trackio: Expecting"
+    ):
+        import_run(file, tmp_path / "run")
+
+
 def test_a_database_that_was_cut_loses_no_words_over_it(tmp_path):
     whole = database(tmp_path / "p.db", {"a": [completions(step) for step in range(200)]}).read_bytes()
     for size in range(0, len(whole), 4096):

@@ -9,6 +9,7 @@ a folder: ``PROJECT.db/RUN/KEY`` has the tables or the traces that a run has log
 
 import json
 import sqlite3
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -96,6 +97,8 @@ def nothing_in(path: Path) -> str:
         return "it is not a database"
     try:
         runs = runs_in(place.file)
+        for run in runs:
+            deque(_records(place.file, run), maxlen=0)  # reads everything
     except ValueError as error:
         return f"it cannot be read as a database of trackio: {error}"
     if place.run is not None and place.run not in runs:
