@@ -4,11 +4,17 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
+from urllib.parse import urlencode
 
 from board import Server
 from playwright.sync_api import sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
+QUERY = """SELECT step, avg(reward) AS reward, avg(kl_k1) AS kl
+FROM rows
+WHERE coalesce(split, 'train') = 'train'
+GROUP BY step
+ORDER BY step"""
 PICTURES = {
     "board": (
         "tokens?step=18&sample=12&metric=kl_k1&token=2&strips=kl_k1,value,token_reward,entropy",
@@ -20,6 +26,7 @@ PICTURES = {
     "board-responses": ("responses?q=wonderful&sort=-reward&at=18.6", 1200, 620),
     "board-patterns": ("patterns?kind=word&sort=reward_effect", 1200, 760),
     "board-compare": ("compare?sides={run}%400-3,{run}%4016-19", 1340, 760),
+    "board-sql": (f"sql?{urlencode({'query': QUERY})}", 1200, 820),
 }
 """By name: the address, and the size of the window in pixels."""
 

@@ -78,8 +78,8 @@ def test_a_hostile_record_is_shown_and_does_nothing(browser, hostile, tmp_path):
             go(page, f"/{view}?step=1&sample=2")
             page.locator(sign).first.wait_for()
         go(page, "/overview")
-        page.locator("details.more > summary").click()
-        expect(page.locator("details.more")).to_contain_text(HOSTILE[0])
+        page.locator("details.more > summary", has_text="All metrics").click()
+        expect(page.locator("details.more", has_text="All metrics")).to_contain_text(HOSTILE[0])
         assert page.evaluate("document.querySelectorAll('#app script, #app img, #app iframe, #app object').length") == 0
         assert page.evaluate("document.title").startswith("a <b>run & more")
 

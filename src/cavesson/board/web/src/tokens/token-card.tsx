@@ -37,7 +37,7 @@ export function TokenCard({ loaded, measured, looked }: Props) {
         <bdi>{quoted(unit.text)}</bdi>
       </div>
       <p class="muted">
-        {t("tokenPlace", { place: token, count: whole(loaded.count) })}
+        {t("tokenPlace", { place: whole(token), count: whole(loaded.count) })}
         {id !== undefined && id >= 0 && ` · id ${id}`}
         {why && ` · ${t("notLearned")}`}
       </p>
