@@ -1,15 +1,24 @@
 """What a finding shows: what changed in numbers, a response before it began and one that shows it, and all of them."""
 
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import sick_invariants
+import sick_kl
 import sick_response
+import sick_reward
 from doctor_helpers import Made, healthy
 from hypothesis import given
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "index"))
+
+from index_helpers import indexed
 
 import cavesson
 from cavesson.doctor.data import RunData
@@ -19,6 +28,7 @@ from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.pattern import expression, search_expression
 from cavesson.doctor.words import LANGUAGES, language
 from cavesson.findings.finding import Finding
+from cavesson.index.filters import matches
 from cavesson.record import Recorder, begin_attempt, write_run
 
 
@@ -64,6 +74,34 @@ def test_the_examples_have_the_median_reward_before_and_among_those_affected(tmp
         assert place.reward == pytest.approx(made.rows["reward"][step, sample], abs=1e-6)
     assert finding.affected.filter == 'finish_reason == "length"'
     assert finding.affected.steps == (since, 23)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "which"),
+    [
+        (sick_response.case, "truncated", lambda made: made.rows["finish_reason"] == "length"),
+        (sick_response.case, "never-ends", lambda made: made.rows["finish_reason"] == "length"),
+        (sick_invariants.case, "end-forbidden", lambda made: made.mask.sum(-1) == made.mask.sum(-1).min()),
+        (
+            sick_kl.case,
+            "negative-kl",
+            lambda made: ((made.tokens["logprob"] - made.tokens["ref_logprob"]) * made.mask).sum(-1) < 0,
+        ),
+        (sick_reward.case, "over-optimised", lambda made: made.rows["split"] == "eval"),
+    ],
+)
+def test_the_filter_of_the_board_selects_exactly_the_affected_rollouts(case, name, which, tmp_path):
+    made = healthy()
+    case[name][0](made)
+    _, finding = detected(name, made.data(tmp_path / "run"))
+    snapshot = indexed(tmp_path / "run")
+    found = matches(finding.affected.filter, snapshot)
+    first, last = finding.affected.steps
+    keys = {key for key, hit in zip(snapshot.keys(np.arange(snapshot.rows)), found, strict=True) if hit}
+    wanted = {(int(step), int(sample)) for step, sample in np.argwhere(which(made))}
+    assert (
+        {key for key in keys if first <= key[0] <= last} == {key for key in wanted if first <= key[0] <= last} != set()
+    )
 
 
 def test_what_was_measured_before_and_since_are_means_over_the_steps(tmp_path):

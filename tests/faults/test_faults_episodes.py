@@ -1,11 +1,16 @@
 """The doctor names faults planted in simulated episodes of tools and users, and is silent on healthy ones."""
 
 import itertools
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "index"))
+
+from index_helpers import indexed
 
 import cavesson
 from benchmarks.faults.episodes.planted import FAULTS, HEALTHY, ONSET
@@ -20,6 +25,7 @@ from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.leaks import _of_rows, _of_values, _order
 from cavesson.doctor.words import language
+from cavesson.index.filters import matches
 from cavesson.record import Recorder, write_run
 
 OWN = {failure.title for failure in FAILURES if NAMES.intersection(failure.rules)}
@@ -53,6 +59,23 @@ def test_a_planted_fault_is_named_first_with_its_place_and_its_beginning(name: s
     for code in ("en", "zh", "vi"):
         texts = language(code).texts(first.rule, first.reading, first.names)
         assert "{" not in texts.cause + texts.fix
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("tool-breaks", "calls-fail"), ("too-few-turns", "turn-limit"), ("calls-for-nothing", "tool-always-called")],
+)
+def test_the_board_selects_the_episodes_that_the_rule_counted(name: str, rule: str, tmp_path: Path) -> None:
+    data, found = said(planted(name, 2), tmp_path)
+    (one,) = [one for one in found.findings if one.rule.name == rule]
+    counted, snapshot = one.reading.affected, indexed(tmp_path)
+    first, last = one.affected.steps
+    hits = np.flatnonzero(matches(one.affected.filter, snapshot, data.run))
+    selected = {(step, sample) for step, sample in snapshot.keys(hits) if first <= step <= last}
+    wanted = counted.which & (counted.rows.step >= first)
+    pairs = zip(counted.rows.step[wanted].tolist(), counted.rows.sample[wanted].tolist(), strict=True)
+    assert selected == set(pairs) != set()
 
 
 def test_every_rule_of_episodes_has_a_fault() -> None:

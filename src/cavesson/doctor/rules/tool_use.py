@@ -167,7 +167,10 @@ def turn_limit(data: RunData, *, limit: float = Share(0.5), growth: float = Shar
     unhealthy = first is not None and share > high
     which = Phrase("the episodes with calls") if is_cut else Phrase("the episodes")
     words: Words = {"before": before, "which": which}
-    return Reading(share, unhealthy, first, evidence, words, Curve(points, high=high))
+    said = _limits(turns)
+    named = f"finish_reason in {json.dumps(said, ensure_ascii=False)}"
+    affected = Affected(rows, at_limit, named) if said else None
+    return Reading(share, unhealthy, first, evidence, words, Curve(points, high=high), affected=affected)
 
 
 def _calling(turns: Turns) -> Array:
@@ -177,12 +180,17 @@ def _calling(turns: Turns) -> Array:
     return found
 
 
+def _limits(turns: Turns) -> list[str]:
+    """Return the reasons among those recorded why an episode ends that name the limit of turns."""
+    if not turns.rows.recorded("finish_reason"):
+        return []
+    return sorted({one for one in turns.rows.texts("finish_reason") if one and LIMITS.search(one)})
+
+
 def _limited(turns: Turns) -> Array:
     """Return [n] whether an episode ended by the limit: as recorded, or with as many turns as none exceeds, unread."""
-    if turns.rows.recorded("finish_reason"):
-        reasons = [LIMITS.search(reason or "") is not None for reason in turns.rows.texts("finish_reason")]
-        if any(reasons):
-            return np.array(reasons, bool)
+    if limits := _limits(turns):
+        return np.array([reason in limits for reason in turns.rows.texts("finish_reason")], bool)
     spoken = np.bincount(turns.line[turns.role == "assistant"], minlength=len(turns.rows))
     return np.asarray((spoken == spoken.max(initial=0)) & _unread(turns) & (spoken > 0))
 
