@@ -40,6 +40,12 @@ def test_a_run_of_the_trainer_is_shown_from_the_curves_to_the_tokens(browser, ru
             shown = page.locator(".charts .card", has_text=title).first.locator(".key b").first
             expect(shown).to_have_text(re.compile("[0-9]"))
             assert parsed(shown.inner_text()) == pytest.approx(metrics[name], rel=5e-4)
+        page.locator("details.more summary", has_text=re.compile("^Machine$")).click()
+        for title, figures in {"CPU utilisation, %": "cpu", "Memory, GiB": "memory"}.items():
+            shown = page.locator(".charts .card", has_text=title).locator(".key b")
+            expect(shown).to_have_text([re.compile("[0-9]")] * 2)
+            values = [metrics[f"machine/{figures}"], metrics[f"machine/process/{figures}"]]
+            assert [parsed(text) for text in shown.all_inner_texts()] == pytest.approx(values, rel=5e-3)
         page.get_by_role("link", name="Responses of this step").click()
         page.locator('.tr[data-row="1"] .td').first.dblclick()
         page.locator(".tok").first.wait_for()
@@ -60,7 +66,7 @@ def evaluated(tmp_path_factory):
     asked = ["--batch_size", "16", "--data.validation", "0.3", "--evaluation.every", "2"]
     done = subprocess.run([*command, *asked], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "held out: evaluation/reward" in done.stdout
+    assert "held-out reward" in done.stdout
     return folder
 
 

@@ -5,10 +5,13 @@ import { finite, type Maybe } from "./numbers";
 /** Curves that differ by less than this share of their size keep the digits that a chart shows. */
 const SAME = 1e-3;
 
-/** The number that a curve keeps; null if it changes, or has fewer than two points to say so. */
+/** Fewer points do not tell whether a curve rests. */
+const ENOUGH = 5;
+
+/** The number that a curve keeps; null if it changes, or has too few points to say so. */
 export function constant(values: readonly Maybe[]): number | null {
   const measured = finite(values);
-  if (measured.length < 2) return null;
+  if (measured.length < ENOUGH) return null;
   const [low, high] = measured.reduce(([a, b], value) => [Math.min(a!, value), Math.max(b!, value)], [
     Infinity,
     -Infinity,
