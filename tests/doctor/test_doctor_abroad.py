@@ -108,6 +108,34 @@ def test_passes_that_become_fewer_are_lost_by_the_policy(at_once, tmp_path):
     assert reading(verifier_dead, made, tmp_path).unhealthy == at_once
 
 
+@pytest.mark.parametrize(
+    ("passes", "dead"),
+    [
+        ([0.6, 0.02], True),  # at once
+        ([0.6, 0.4, 0.2, 0.2, 0.1, 0.1, 0.02], False),  # within a few steps
+        ([0.3, 0.4, 0.5, 0.6, 0.0], True),  # what was learned before is no longer seen
+        ([0.02], True),  # from the start
+    ],
+)
+@pytest.mark.parametrize("steps", [24, 96])
+def test_a_verifier_fails_at_once(passes, dead, steps, tmp_path):
+    """In the longer run, more than 95 % of all responses fail."""
+    made, chance = healthy(steps=steps), np.random.default_rng(0)
+    share = np.full(steps, passes[-1])
+    share[: len(passes)] = passes
+    made.rows["reward"] = (chance.random((steps, 32)) < share[:, None]).astype(float)
+    assert reading(verifier_dead, made, tmp_path).unhealthy == dead
+
+
+@pytest.mark.parametrize("stays", [3, 24])
+def test_a_critic_that_starts_far_away_is_a_note_unless_something_follows(stays, tmp_path):
+    """A critic that never comes near does not fit its returns either."""
+    made = healthy()
+    made.tokens["value"][:stays] += np.where(made.mask[:stays], 10.0, 0)
+    (found,) = diagnose(made.data(tmp_path), [value_start, value_not_fitting]).causes
+    assert (found.rule.name, found.severity) == ("value-start", "note" if stays == 3 else "warning")
+
+
 @pytest.mark.parametrize("steps", [1, 24])
 def test_a_critic_that_one_step_brings_near_has_misled_nobody(steps, tmp_path):
     made = healthy()

@@ -98,7 +98,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         else:
             healthy.append((rule, reading))
     folded = _folded(detected)
-    harmless = [one for one in folded if one.rule.needs_consequence and not one.explains]
+    harmless = [one for one in folded if one.rule.alone == "healthy" and not one.explains]
     healthy += [(one.rule, one.reading) for one in harmless]
     findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in folded if one not in harmless)
     return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped), len(data.steps))
@@ -229,9 +229,17 @@ def _folded(detected: Sequence[tuple[Rule, Reading]]) -> list[Detection]:
     for j in sorted(above):
         under.setdefault(_top(j, above), []).append(detected[j][0].name)
     detections = [
-        Detection(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(detected)
+        Detection(r, _graded(r, reading, bool(under.get(i))), tuple(under.get(i, ())), i not in above)
+        for i, (r, reading) in enumerate(detected)
     ]
     return sorted(detections, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
+
+
+def _graded(rule: Rule, reading: Reading, explains: bool) -> Reading:
+    """Return a reading with the severity that it has where it explains no other finding, if it does not."""
+    return (
+        reading if explains or rule.alone is None or rule.alone == "healthy" else replace(reading, severity=rule.alone)
+    )
 
 
 def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading], is_above: bool) -> bool:

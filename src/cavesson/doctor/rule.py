@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cavesson.doctor.names import KINDS
 from cavesson.doctor.reading import Reading
@@ -84,8 +84,8 @@ class Rule:
     absent: "Callable[[RunData], Phrase | None] | None" = None
     """Why a run that the rule cannot judge cannot have the fault, such as a penalty whose coefficient is 0; it returns
     None if the run can have it."""
-    needs_consequence: bool = False
-    """Whether it is a finding only where it explains another one: alone, it is not a problem."""
+    alone: Severity | Literal["healthy"] | None = None
+    """How severe it is where it explains no other finding; "healthy": it is not a finding then. None: as otherwise."""
     disproof: Disproof | None = None
     """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
     settings: Settings = field(default_factory=dict)
@@ -109,7 +109,7 @@ def rule(
     windows: bool = False,
     training_only: bool = False,
     absent: "Callable[[RunData], Phrase | None] | None" = None,
-    needs_consequence: bool = False,
+    alone: Severity | Literal["healthy"] | None = None,
     disproof: Disproof | None = None,
     settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
@@ -155,7 +155,7 @@ def rule(
             windows=windows,
             training_only=training_only,
             absent=absent,
-            needs_consequence=needs_consequence,
+            alone=alone,
             disproof=disproof,
             settings=settings or {},
         )

@@ -116,7 +116,7 @@ def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float
     source="own threshold",
     explains=["entropy-collapse", "distinct-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
               "reward-exhausted", "over-optimised"],
-    needs_consequence=True,
+    alone="healthy",
 )  # fmt: skip
 def few_prompts(data: RunData, *, limit: float = 8.0) -> Reading | None:
     rows = data.sample.rows

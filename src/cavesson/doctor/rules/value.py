@@ -134,6 +134,7 @@ def _never_learns(data: RunData) -> bool:
     fix="initialise the value head with zeros, or train the critic for some steps before the policy",
     source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
     explains=["length-collapse", "truncated", *CRITIC],
+    alone="note",
 )
 def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     sample = data.sample

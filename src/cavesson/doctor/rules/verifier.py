@@ -23,8 +23,9 @@ FAILS = Phrase(
 ALL_EQUAL = Phrase(
     "no response gets another reward, so the policy learns nothing: all are right, or the verifier accepts everything"
 )
-LATEST, DWINDLED = 4, 0.6
-"""The last steps before a failure, and the share of the usual passes below which they show that these became fewer."""
+CLEAR, DWINDLED = 4.0, 0.6
+"""Standard errors of a fall that chance does not explain, and the share of the earlier passes below which later ones
+are much fewer."""
 ALIVE = 0.8
 """Share of the responses with its lowest score up to which a part of the reward has worked before."""
 
@@ -129,9 +130,7 @@ def _dead(
     earlier = everything.value[everything.step < first]
     if len(earlier):  # later, all responses may also have the highest reward
         unhealthy = unhealthy and bool(floor < earlier.mean())
-        # A verifier fails at once. Where the passes became fewer before, the policy has lost what it could do.
-        alive = mean_by_step(everything.step, (everything.value > floor).astype(float))
-        unhealthy = unhealthy and not _dwindles(alive.where(alive.step < first), 1 - limit)
+    unhealthy = unhealthy and not _fades(everything, floor)
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
@@ -140,14 +139,40 @@ def _dead(
     return Reading(share, unhealthy, first, data.step_evidence([first]), words, curve, severity=severity)
 
 
-def _dwindles(alive: Series, few: float) -> bool:
-    """Return whether the share of responses above the lowest score was already low before it became ``few``."""
-    alive = alive.where(alive.step <= alive.step[alive.value > few].max(initial=-1))
-    if len(alive) < 2 * LATEST:
+def _fades(scores: Scores, floor: float) -> bool:
+    """Return whether passes, scores above the lowest one, become fewer over several steps.
+
+    A verifier fails at once: neither before nor after the step at which the share of passes changes most does it fall
+    again, by much. A policy that loses what it could do takes its time.
+    """
+    steps, where = np.unique(scores.step, return_inverse=True)
+    count, passed = np.bincount(where), np.bincount(where, scores.value > floor)
+    change, _ = _change(passed, count) if len(steps) > 1 else (1, 0.0)
+    return any(_falls(passed[part], count[part]) for part in (slice(change), slice(change, None)))
+
+
+def _falls(passed: Array, count: Array) -> bool:
+    """Return whether a share [S] falls at some step, by much, and chance does not explain it."""
+    if len(passed) < 2:
         return False
-    late = alive.value[-LATEST:]
-    early = alive.value[:-LATEST]
-    return bool(late.mean() < DWINDLED * np.median(early) and late.max() < np.median(early))
+    at, gain = _change(passed, count)
+    before, after = (passed[part].sum() / count[part].sum() for part in (slice(at), slice(at, None)))
+    return bool(after < DWINDLED * before and 2 * gain > CLEAR**2)
+
+
+def _change(passed: Array, count: Array) -> tuple[int, float]:
+    """Return the step at which a share [S] changes most, and by how much two shares are more likely, in logarithms."""
+    before, after = (np.stack([passed, count])[:, ::way].cumsum(1) for way in (1, -1))
+    gain = _log_likelihood(*before)[:-1] + _log_likelihood(*after)[-2::-1] - _log_likelihood(*before)[-1]
+    return int(np.argmax(gain)) + 1, float(gain.max())
+
+
+def _log_likelihood(passed: Array, count: Array) -> Array:
+    """Return the logarithm of the probability of so many passes, in their order, at their own share."""
+    share = passed / count
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 · log 0 = 0
+        found = np.nan_to_num(passed * np.log(share)) + np.nan_to_num((count - passed) * np.log1p(-share))
+    return np.asarray(found)
 
 
 def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, chance: float) -> int | None:
