@@ -66,6 +66,7 @@ def test_the_overview_shows_the_selected_steps_means(browser, board_told, rows, 
                 near(parts[name], np.mean([row["reward_parts"][name] for row in at(rows, step)]))
 
         agrees(STEPS - 1)
+        page.locator(".u-over").first.scroll_into_view_if_needed()
         plot = page.locator(".u-over").first.bounding_box()
         page.mouse.click(plot["x"] + plot["width"] * 4 / (STEPS - 1), plot["y"] + 40)
         expect(page.locator(".timeline output b")).to_have_text("4")
