@@ -117,7 +117,7 @@ FINDINGS = [
         explains=["The reward falls", "Loops"],
         source="A paper",
     ),
-    finding("A note", since_between=[2, 2]),
+    finding("A note", since_between=[2, 2], fix="kl.coef = 0.2"),
     finding("Another"),
 ]
 
@@ -157,6 +157,19 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         panel.get_by_role("button", name="Step 5 · sample 3").click()
         expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
         expect(page).to_have_url(re.compile("token=2"))
+
+
+def test_the_first_finding_is_shown_in_full_or_the_one_that_is_open(browser, board_told):
+    with opened(browser, f"{board_told.address}/settings") as page:
+        found = {name: diagnosis(*FINDINGS) for name in LANGUAGES}
+        page.route("**/api/runs/first/findings", lambda route: route.fulfill(json=found))
+        page.goto(f"{board_told.address}/overview")
+        change = page.locator(".findings .change")
+        expect(change).to_have_text("change kl.coef = 0.1Copy the change")
+        page.locator(".findings").get_by_role("link", name="A note", exact=True).click()
+        expect(change).to_have_text("change kl.coef = 0.2Copy the change")
+        page.keyboard.press("Escape")
+        expect(change).to_have_text("change kl.coef = 0.1Copy the change")
 
 
 def test_what_the_doctor_could_not_judge_is_said_first_as_on_the_command_line(browser, board_told, runs_told):

@@ -21,10 +21,12 @@ interface Props {
   finding: Finding;
   steps: Steps | null;
   open: boolean;
+  /** whether it is shown in full: the curves below have to be in sight too */
+  full: boolean;
   pages: DiagnosisPages;
 }
 
-export function FindingItem({ run, finding, steps, open, pages }: Props) {
+export function FindingItem({ run, finding, steps, open, full, pages }: Props) {
   const t = useText();
   const route = useRoute();
   const { rule, severity, title, cause, happened, since_between: between, evidence } = finding;
@@ -50,19 +52,19 @@ export function FindingItem({ run, finding, steps, open, pages }: Props) {
         </span>
       )}
       {happened && <p class="happened">{visible(happened)}</p>}
-      <p class="muted">{visible(cause)}</p>
-      <Examples run={run} finding={finding} />
-      <Change finding={finding} />
+      {(full || !happened) && <p class="muted">{visible(cause)}</p>}
+      {full && <Examples run={run} finding={finding} />}
+      {full && <Change finding={finding} />}
       <span class="chips">
         <Link to={own}>{t(open ? "close" : "findingOpen")}</Link>
         <Affected run={run} finding={finding} />
-        {evidence.slice(0, MOST).map(({ step, sample, start }) => (
+        {(full ? evidence.slice(0, MOST) : []).map(({ step, sample, start }) => (
           <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, start)}>
             {t("stepNumber", { step })} · {t("sampleNumber", { sample })}
           </button>
         ))}
       </span>
-      <Details finding={finding} open={open} />
+      {full && <Details finding={finding} open={open} />}
       {open && <DiagnosisPage rule={rule} pages={pages} />}
     </li>
   );

@@ -27,13 +27,14 @@ export function Findings({ run, diagnosis }: { run: string; diagnosis: Diagnosis
       {summary && <p class="judged">{summary}</p>}
       <NotExcluded failures={diagnosis.not_excluded} />
       <ul>
-        {findings.map((finding) => (
+        {findings.map((finding, i) => (
           <FindingItem
             key={finding.rule}
             run={run}
             finding={finding}
             steps={stepsOf(finding, diagnosis)}
             open={finding.rule === open}
+            full={finding.rule === open || (open === undefined && i === 0)}
             pages={pages}
           />
         ))}
