@@ -84,7 +84,8 @@ def test_when_did_hacking_begin_with_an_example_before_and_after(browser, board_
     with first_page(browser, board_told) as (page, mouse):
         finding = page.locator(".findings li", has_text="A pattern that the reward favours spreads")
         expect(finding).to_contain_text("began between steps 0 and 1")
-        before, after = finding.locator(".examples .line").all()
+        mouse.click(finding.get_by_role("link", name="A pattern that the reward favours spreads"))
+        before, after = finding.locator(".examples .line").first, finding.locator(".examples .line").last
         expect(before).not_to_contain_text(HACK)
         expect(after).to_contain_text(HACK)
         mouse.click(after)

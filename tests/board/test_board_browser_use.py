@@ -280,7 +280,7 @@ def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp
         page.locator(".card canvas").first.wait_for()
         settle(page)
         assert shown_text(page) == shown
-        assert page.locator("main canvas").count() == pictures
+        expect(page.locator("main canvas")).to_have_count(pictures)
         page.locator(".banner").wait_for()
 
 
