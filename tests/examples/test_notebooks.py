@@ -49,12 +49,15 @@ def test_train_and_look(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_why_did_this_run_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """The bug that `failed_run.py` planted is the only finding, and the record agrees with the tables of TRL."""
+    """The bug that `failed_run.py` planted is found first, and the record agrees with what TRL wrote."""
     report, chart, findings, rollout, parts, _ = executed(NOTEBOOKS / "why_did_this_run_fail.ipynb")
     tables = [pq.read_table(file) for file in sorted(NOTEBOOKS.glob("failed_run/completions/*.parquet"))]
     assert report.rollouts == sum(table.num_rows for table in tables) == 960
     assert len(chart.axes) == 3
-    assert [one.rule for one in findings] == ["one-part-dominates"] and "headings" in findings[0].cause
+    assert [one.rule for one in findings] == ["one-part-dominates", "never-ends"] and "headings" in findings[0].cause
+    logged = json.loads((NOTEBOOKS / "failed_run" / "trainer_state.json").read_text())["log_history"]
+    clipped = [line["completions/clipped_ratio"] for line in logged if "completions/clipped_ratio" in line]
+    assert findings[1].severity == "note" and np.mean(clipped) > 0.9
     # What the bug counts as headings are the signs in the responses.
     assert rollout.row["reward_parts"]["headings"] == rollout.row["response"].count("#") > 5
     expected = [(step, *_means(tables[step - 1])) for step in range(5, 31, 5)]
