@@ -61,10 +61,12 @@ def finish(algorithm: str, folder: Path, rows: Sequence[Row], **changes: Any) ->
 
 
 def explained(page: str) -> set[str]:
-    """The metrics that a page of docs/algorithms explains."""
-    text = (Path(__file__).parents[2] / "docs" / "algorithms" / page).read_text(encoding="utf-8")
+    """The metrics that a page of docs/algorithms explains, and those of a machine without a GPU, which have a page."""
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "algorithms" / page).read_text(encoding="utf-8")
     part = text.split("\n## Explanation of the logged metrics\n")[1].split("\n## ")[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE))
+    machine = re.findall(r"^\| `(machine/[a-z/]+)` \|", (docs / "machine.md").read_text("utf-8"), flags=re.MULTILINE)
+    return {*re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE), *machine}
 
 
 def quiet(step: int, metrics: dict[str, float]) -> None:

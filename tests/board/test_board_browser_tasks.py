@@ -200,6 +200,7 @@ def test_share_it(browser, board_told, tmp_path):
 def test_label_and_export_pairs(browser, tmp_path):
     folder = record_run(tmp_path / "labelled", steps=1)
     with BoardProcess(folder) as board, first_page(browser, board) as (page, mouse):
+        page.locator(".plot canvas").first.wait_for()
         page.keyboard.press("g")
         page.keyboard.press("s")
         page.locator(".group .read").first.wait_for()

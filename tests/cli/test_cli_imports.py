@@ -61,7 +61,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "cavesson"
 ALWAYS = {"cavesson", "duckdb", "filelock", "numpy", "orjson", "pyarrow", "pydantic", "pydantic_core", "rich", "scipy",
     "typer"}  # fmt: skip
 """What every installation has, as pyproject.toml says."""
-OTHERS = {"fsspec", "mlflow", "pandas", "polars", "ray", "starlette", "tensorboard", "uvicorn", "wandb"}
+OTHERS = {"fsspec", "mlflow", "pandas", "polars", "pynvml", "ray", "starlette", "tensorboard", "uvicorn", "wandb"}
 """What other extras install, or the user; who imports these says so."""
 
 
