@@ -54,7 +54,7 @@ def test_an_example_answers_with_a_chart_and_a_table_that_an_address_reproduces(
             own = [row["reward"] for row in rows if row["step"] == int(step)]
             assert parsed(reward) == pytest.approx(sum(own) / len(own), rel=1e-5)
         expect(page.get_by_role("heading", name="reward · step")).to_be_visible()
-        expect(page.locator(".answer-table [role=status]")).to_contain_text("6 lines in")
+        expect(page.locator(".answer-table [role=status]")).to_contain_text("6 rows in")
         link, text = page.url, page.get_by_label("Query in SQL").input_value()
     with opened(browser, link) as page:
         page.locator(".plot canvas").wait_for()

@@ -24,13 +24,13 @@ class SqlQuery(RunQuery):
     query: str = Field(min_length=1, max_length=20_000)
     """One SELECT over rows, tokens, turns, steps, rollups, vocabulary and rescored."""
     limit: int = Field(1000, ge=1, le=MAX_LINES)
-    """Maximum number of lines of the answer."""
+    """Maximum number of rows of the answer."""
 
 
 def sql(board: Board, query: SqlQuery, cancelled: Event) -> dict[str, Any]:
     """Run one query under the limits of ``cavesson sql``.
 
-    ``truncated`` says that there are more lines than ``limit``. Lists and maps are JSON texts; so are, as texts,
+    ``truncated`` says that there are more rows than ``limit``. Lists and maps are JSON texts; so are, as texts,
     integers beyond 2^53 and whatever JSON lacks. The query ends when the client closes the connection.
     """
     from cavesson.record.read.query import query as run_query  # imports DuckDB, which would slow down the start
