@@ -149,6 +149,31 @@ def _tokens(generator: np.random.Generator, ids: list[list[int]], rewards: np.nd
     return numbers | {"mask": mask, "token_id": token_id}
 
 
+CUT_STEPS, CUT_BATCH, CUT_BEGIN, CUT = 16, 8, 6, 6
+"""Of the run whose responses are cut: six of eight from a step on, and one before."""
+
+
+def cut_reward(step: int, sample: int) -> float:
+    return ((7 * step + 3 * sample) % 11) / 10
+
+
+def record_cut(folder: Path) -> Path:
+    """Record a run on a GPU whose responses the length limit begins to cut."""
+    write_run(folder, {"algorithm": "grpo", "cavesson": "0.2", "config": {"sampling": {"max_new_tokens": 20}}})
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        for step in range(CUT_STEPS):
+            cut = CUT if step >= CUT_BEGIN else 1
+            rows = {
+                "prompt": [f"prompt {sample // 4}" for sample in range(CUT_BATCH)],
+                "response": [f"answer {sample} of step {step}" for sample in range(CUT_BATCH)],
+                "reward": [cut_reward(step, sample) for sample in range(CUT_BATCH)],
+                "finish_reason": ["length" if sample < cut else "eos" for sample in range(CUT_BATCH)],
+            }
+            recorder.rollouts(step, rows, {"token_id": np.ones((CUT_BATCH, 5), int) + np.arange(CUT_BATCH)[:, None]})
+            recorder.metrics(step, {"machine/gpu/0/utilization": 20.0 + step, "finish/length": cut / CUT_BATCH})
+    return folder
+
+
 class BoardProcess:
     """``cavesson board`` as a person starts it; a context manager."""
 

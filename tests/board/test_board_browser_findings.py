@@ -3,37 +3,28 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from browser_helpers import BoardProcess, go, opened, saved, settle, wait_for
+from browser_helpers import (
+    CUT,
+    CUT_BATCH,
+    CUT_BEGIN,
+    CUT_STEPS,
+    BoardProcess,
+    cut_reward,
+    go,
+    opened,
+    record_cut,
+    saved,
+    settle,
+    wait_for,
+)
 from playwright.sync_api import Page, expect
-
-from cavesson.record import Recorder, begin_attempt, write_run
-
-STEPS, BATCH, BEGIN = 16, 8, 6
-CUT = 6
-"""Responses of a step that are cut from the step BEGIN on; one of them is before."""
-
-
-def reward(step: int, sample: int) -> float:
-    return ((7 * step + 3 * sample) % 11) / 10
 
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
     folder = tmp_path_factory.mktemp("found") / "cut"
-    write_run(folder, {"algorithm": "grpo", "cavesson": "0.2", "config": {"sampling": {"max_new_tokens": 20}}})
-    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
-        for step in range(STEPS):
-            cut = CUT if step >= BEGIN else 1
-            rows = {
-                "prompt": [f"prompt {sample // 4}" for sample in range(BATCH)],
-                "response": [f"answer {sample} of step {step}" for sample in range(BATCH)],
-                "reward": [reward(step, sample) for sample in range(BATCH)],
-                "finish_reason": ["length" if sample < cut else "eos" for sample in range(BATCH)],
-            }
-            recorder.rollouts(step, rows, {"token_id": np.ones((BATCH, 5), int) + np.arange(BATCH)[:, None]})
-    with BoardProcess(folder) as board:
+    with BoardProcess(record_cut(folder)) as board:
         wait_for(lambda: board.json("api/runs/cut/findings") is not None)
         yield board
 
@@ -43,17 +34,17 @@ def item(page: Page) -> Page:
 
 
 def lower_median(steps: range, samples: range) -> tuple[int, int]:
-    found = sorted((reward(step, sample), step, sample) for step in steps for sample in samples)
+    found = sorted((cut_reward(step, sample), step, sample) for step in steps for sample in samples)
     return found[(len(found) - 1) // 2][1:]
 
 
 def test_a_finding_says_what_happened_and_shows_a_response_before_and_an_affected_one(browser, board):
     with opened(browser, f"{board.address}/overview") as page:
         finding = item(page)
-        said = f"Share of responses cut at the length limit: 75 % on average from step {BEGIN} on, 12 % before."
+        said = f"Share of responses cut at the length limit: 75 % on average from step {CUT_BEGIN} on, 12 % before."
         expect(finding.locator(".happened")).to_have_text(said)
-        before = lower_median(range(BEGIN - 3, BEGIN), range(1, BATCH))
-        after = lower_median(range(STEPS - 3, STEPS), range(CUT))
+        before = lower_median(range(CUT_BEGIN - 3, CUT_BEGIN), range(1, CUT_BATCH))
+        after = lower_median(range(CUT_STEPS - 3, CUT_STEPS), range(CUT))
         lines = finding.locator(".examples .line")
         expect(lines).to_have_text([f"answer {sample} of step {step}" for step, sample in (before, after)])
         when = finding.locator(".examples .when").all_inner_texts()
@@ -69,7 +60,9 @@ def test_all_affected_are_exactly_those_that_were_cut_since(browser, board):
     with opened(browser, f"{board.address}/overview") as page:
         item(page).get_by_role("link", name="All affected").click()
         expect(page).to_have_url(re.compile("responses"))
-        expect(page.get_by_role("main").get_by_role("status")).to_contain_text(f"{CUT * (STEPS - BEGIN)} rollouts")
+        expect(page.get_by_role("main").get_by_role("status")).to_contain_text(
+            f"{CUT * (CUT_STEPS - CUT_BEGIN)} rollouts"
+        )
 
 
 def test_the_change_is_copied_as_lines_of_the_recipe_and_as_flags(browser, board):

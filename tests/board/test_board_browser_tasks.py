@@ -11,19 +11,29 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
-from browser_helpers import PROMPTS, BoardProcess, opened, parsed, record_run, saved, settle, wait_for
+from browser_helpers import (
+    CUT,
+    CUT_BATCH,
+    CUT_BEGIN,
+    CUT_STEPS,
+    PROMPTS,
+    BoardProcess,
+    opened,
+    parsed,
+    record_cut,
+    record_run,
+    saved,
+    settle,
+    wait_for,
+)
 from episode_helpers import record_episodes
 from playwright.sync_api import Locator, Page, expect
 
 import cavesson
-from cavesson.record import Recorder, begin_attempt, write_run
 
 MOST = 4
 HACK = "#"
-STEPS, BATCH, BEGIN, CUT = 16, 8, 6, 6
-"""Of a run of which six responses of eight are cut from a step on, and one before."""
 
 
 class Mouse:
@@ -59,19 +69,7 @@ def rows(runs_told):
 def night(tmp_path_factory):
     """The board of a run on a GPU whose responses are cut."""
     folder = tmp_path_factory.mktemp("night") / "night"
-    write_run(folder, {"algorithm": "grpo", "cavesson": "0.2", "config": {"sampling": {"max_new_tokens": 5}}})
-    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
-        for step in range(STEPS):
-            cut = CUT if step >= BEGIN else 1
-            rows = {
-                "prompt": [f"prompt {sample // 4}" for sample in range(BATCH)],
-                "response": [f"answer {sample} of step {step}" for sample in range(BATCH)],
-                "reward": [((7 * step + 3 * sample) % 11) / 10 for sample in range(BATCH)],
-                "finish_reason": ["length" if sample < cut else "eos" for sample in range(BATCH)],
-            }
-            recorder.rollouts(step, rows, {"token_id": np.ones((BATCH, 5), int) + np.arange(BATCH)[:, None]})
-            recorder.metrics(step, {"machine/gpu/0/utilization": 20.0 + step, "finish/length": cut / BATCH})
-    with BoardProcess(folder) as board:
+    with BoardProcess(record_cut(folder)) as board:
         wait_for(lambda: board.json("api/runs/night/findings") is not None)
         yield board
 
@@ -94,18 +92,18 @@ def test_when_did_hacking_begin_with_an_example_before_and_after(browser, board_
 
 def test_how_many_are_cut_and_since_when(browser, night):
     with first_page(browser, night) as (page, mouse):
-        expect(chart(page, "Truncated responses")).to_contain_text(f"{CUT / BATCH}")
+        expect(chart(page, "Truncated responses")).to_contain_text(f"{CUT / CUT_BATCH}")
         finding = page.locator(".findings li", has_text="Responses are truncated")
-        said = f"Share of responses cut at the length limit: 75 % on average from step {BEGIN} on, 12 % before."
+        said = f"Share of responses cut at the length limit: 75 % on average from step {CUT_BEGIN} on, 12 % before."
         expect(finding.locator(".happened")).to_have_text(said)
         mouse.click(finding.get_by_role("link", name="All affected"))
-        expect(page.locator("output.muted")).to_have_text(f"{CUT * (STEPS - BEGIN)} rollouts")
+        expect(page.locator("output.muted")).to_have_text(f"{CUT * (CUT_STEPS - CUT_BEGIN)} rollouts")
 
 
 def test_is_the_gpu_busy(browser, night):
     with first_page(browser, night) as (page, mouse):
         mouse.click(page.get_by_text("Machine", exact=True))
-        expect(page.locator(".card", has_text="GPU").last).to_contain_text(f"{20 + STEPS - 1}")
+        expect(page.locator(".card", has_text="GPU").last).to_contain_text(f"{20 + CUT_STEPS - 1}")
 
 
 def test_annotate_a_curve(browser, night):

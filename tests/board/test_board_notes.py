@@ -89,9 +89,9 @@ def test_notes_are_written_and_read_over_http(run: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "why"),
     [
-        ("3", {"text": "x"}, 400, "no step 3 to write a note on; the run has steps 0 to 2"),
-        ("1", {"text": "x", "metric": "nothing"}, 400, "no curve 'nothing'"),
-        ("1", {"text": "x", "metric": "step"}, 400, "no curve 'step'"),
+        ("3", {"text": "x"}, 400, "a note cannot be on step 3: the run has steps 0 to 2"),
+        ("1", {"text": "x", "metric": "nothing"}, 400, "a note cannot be on 'nothing': the run has no such curve"),
+        ("1", {"text": "x", "metric": "step"}, 400, "a note cannot be on 'step': the run has no such curve"),
         ("1", {"text": "x" * 10_001}, 422, "text"),
         ("1", {"text": 5}, 422, "text"),
         ("1", {}, 422, "text"),

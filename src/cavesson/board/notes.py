@@ -37,9 +37,9 @@ def put(board: Board, query: NoteQuery) -> list[dict[str, Any]]:
     steps = steps_of(snapshot)
     if steps is None or not steps[0] <= query.step <= steps[1]:
         there = "no steps" if steps is None else f"steps {steps[0]} to {steps[1]}"
-        raise UserError(f"there is no step {query.step} to write a note on; the run has {there}")
+        raise UserError(f"a note cannot be on step {query.step}: the run has {there}")
     if query.metric is not None and query.metric.removeprefix("eval/") not in names_of(snapshot):
-        raise UserError(f"there is no curve {query.metric!r} to write a note on")
+        raise UserError(f"a note cannot be on {query.metric!r}: the run has no such curve")
     run.notes.write(query.step, query.metric, query.text, query.author.strip())
     return _all(run)
 

@@ -30,7 +30,7 @@ def levels(reading: Reading) -> Levels | None:
 
 
 def happened(rule: Rule, reading: Reading, language: Language) -> str:
-    """Return a sentence with what was measured before a problem and since; empty where that says nothing."""
+    """Return a sentence with what was measured before a problem and since; empty if there is nothing to compare."""
     found = levels(reading)
     if found is None:
         return ""

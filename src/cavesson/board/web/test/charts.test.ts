@@ -114,7 +114,7 @@ test("outliers are left out of the axis, counted, and the furthest named", () =>
   assert.equal(heightOf([[null, NaN]]), null);
 });
 
-test("what many values share is no outlier: two levels, few points of either, and curves of different sizes", () => {
+test("values that many share are not outliers: two levels, few points of either, and curves of different sizes", () => {
   const calm = rising(40).map((i) => Math.sin(i));
   assert.equal(heightOf([[...calm, ...calm.map((value) => value / 4 + 50)]])?.beyond, null);
   assert.equal(heightOf([[...Array<number>(30).fill(0), 1, 0, 0]])?.beyond, null); // a single event is what there is to see

@@ -100,7 +100,7 @@ const BEGIN = /^(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<｜begin▁o
 const RESULTS = /^\s*(?:<tool_response>(?:(?!<tool_response>)[^])*<\/tool_response>\s*)+$/;
 
 /**
- * The turns of a text; null if it has no marks of a template, and is no list of messages.
+ * The turns of a text; null if it has no marks of a template and is not a list of messages.
  *
  * @param first who speaks before the first mark: in a response, the assistant, whose header ends the prompt
  */
