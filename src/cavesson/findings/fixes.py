@@ -11,6 +11,7 @@ from cavesson.findings.trainers import NAMES, TABLE, name_in, trainer_of
 from cavesson.findings.words import Phrase
 from cavesson.importers.traits import section_of, traits_of
 from cavesson.registry import ALGORITHMS
+from cavesson.text.toml_value import toml_value
 
 PLAIN: Mapping[str, str] = {name: Phrase(words) for name, words in TABLE["plain"].items()} | TABLE["symbols"]
 """Plain words for each setting that a fix names; symbols and the names of samplers are the same in all languages."""
@@ -110,7 +111,7 @@ def recipe_lines(settings: Mapping[str, Any]) -> str:
     for name, value in settings.items():
         group, _, last = name.rpartition(".")
         if value is not None:
-            groups.setdefault(group, []).append(f"{last} = {json.dumps(value, ensure_ascii=False)}")
+            groups.setdefault(group, []).append(f"{last} = {toml_value(value)}")
     tables = ([f"[{group}]", *lines] if group else lines for group, lines in groups.items())
     return "\n\n".join("\n".join(lines) for lines in tables if lines)
 

@@ -26,6 +26,7 @@ from cavesson.plan.skeleton import bytes_of, skeleton, trained_config
 from cavesson.plan.time import Duration, example_times, rollout_times
 from cavesson.plan.vllm import vllm_times
 from cavesson.registry import engines
+from cavesson.text.toml_value import toml_value
 from cavesson.train.by_plan import left_to_plan, with_choices
 from cavesson.train.prompts import conversation_of, prompts_of
 
@@ -84,7 +85,7 @@ class Predictor:
         """Predict a run with these settings."""
         values = self.chosen(settings, self.device.memory)
         settings = with_choices(settings, values)
-        said = [f"{name} = {_toml(value)} is what auto chooses here" for name, value in values.items()]
+        said = [f"{name} = {toml_value(value)} is what auto chooses here" for name, value in values.items()]
         if isinstance(settings, RolloutRun):
             rollouts = largest_rollouts(settings, self.data, self.processes)
             memory = self.memory(settings)
@@ -117,7 +118,7 @@ class Predictor:
         for setting, value in _candidates(settings, self.processes):
             changed = _with(settings, setting, value)
             if changed is not None and self._problem(changed) is None:
-                yield f"{setting} = {_toml(value)}", self.predict(changed)
+                yield f"{setting} = {toml_value(value)}", self.predict(changed)
 
     def _problem(self, settings: Run) -> str | None:
         """Return why a run with these settings would not begin on these devices, or None."""
@@ -155,7 +156,7 @@ def choose(settings: Run, device: torch.device) -> tuple[dict[str, Any], list[st
     predictor = Predictor(Planned("the run", "", settings, rewards, False), kind, 1)
     values = predictor.chosen(settings, free)
     peak = predictor.memory(with_choices(settings, values)).peak
-    said = " and ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+    said = " and ".join(f"{name} = {toml_value(value)}" for name, value in values.items())
     return values, [f"{said}, by the plan: {peak / 1e9:.1f} of {free / 1e9:.1f} GB of free memory"]
 
 
@@ -200,7 +201,3 @@ def _with(settings: Run, setting: str, value: Any) -> Run | None:
         return type(settings).model_validate(values)
     except ValidationError:
         return None
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,8 +1,6 @@
 """Write a recipe with TRL's name beside every line, and what has no counterpart below."""
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from cavesson.config import describe
@@ -10,6 +8,7 @@ from cavesson.integrations.trl_recipe.common import ADAPTERS, NoCounterpart
 from cavesson.integrations.trl_recipe.given import Given
 from cavesson.integrations.trl_recipe.mapping import DEFAULTS, DIFFERENCES, RULES
 from cavesson.registry import ALGORITHMS
+from cavesson.text.toml_value import toml_value
 
 
 def recipe(given: Given, processes: int = 1, prompts: int | None = None) -> str:
@@ -31,7 +30,7 @@ def recipe(given: Given, processes: int = 1, prompts: int | None = None) -> str:
         is_given = name in given.values
         try:
             for setting, value in _converted(given.trainer, name, values).items():
-                if is_given or (setting in ours and _text(value).strip('"') != ours[setting]):
+                if is_given or (setting in ours and toml_value(value).strip('"') != ours[setting]):
                     lines.setdefault(setting, (value, name if is_given else f"TRL's default of {name}"))
         except NoCounterpart as reason:
             missing[f"{name} = {values[name]!r}"] = str(reason)
@@ -61,7 +60,7 @@ def _tables(lines: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
         groups["data"].append('path = "FILE.jsonl"  # train_dataset: a file, a folder or a Hub name')
     for setting, (value, note) in lines.items():
         group, _, name = setting.rpartition(".")
-        groups.setdefault(group, []).append(f"{name} = {_text(value)}  # {note}")
+        groups.setdefault(group, []).append(f"{name} = {toml_value(value)}  # {note}")
     for group, settings in groups.items():
         if settings:
             yield from [*(["", f"[{group}]"] if group else []), *settings]
@@ -71,11 +70,11 @@ def _rewards(given: Given) -> Iterator[str]:
     weights = given.values.get("reward_weights") or [1.0] * len(given.rewards)
     for reward, weight in zip(given.rewards, weights, strict=False):
         is_function = ":" in reward
-        yield from ("", "[[rewards]]", f"use = {_text(reward if is_function else 'classifier')}  # reward_funcs")
+        yield from ("", "[[rewards]]", f"use = {toml_value(reward if is_function else 'classifier')}  # reward_funcs")
         if not is_function:
-            yield f"options = {{ path = {_text(reward)} }}"
+            yield f"options = {{ path = {toml_value(reward)} }}"
         if weight != 1.0:
-            yield f"weight = {_text(weight)}  # reward_weights"
+            yield f"weight = {toml_value(weight)}  # reward_weights"
     if not given.rewards and given.command in ("grpo", "rloo"):
         yield from (
             "",
@@ -90,17 +89,6 @@ def _remarks(missing: Mapping[str, str], differences: list[str]) -> Iterator[str
         yield from (f"# {name}: {reason}" for name, reason in missing.items())
     yield from ("", "# What differs from TRL whatever is set:")
     yield from (f"# {text}" for text in differences)
-
-
-def _text(value: Any) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_text(one)}" for name, one in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, Path):
-        value = str(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
 
 
 _IGNORED_BEGINNINGS = (
