@@ -113,7 +113,8 @@ def test_passes_that_become_fewer_are_lost_by_the_policy(at_once, tmp_path):
     [
         ([0.6, 0.02], True),  # at once
         ([0.6, 0.4, 0.2, 0.2, 0.1, 0.1, 0.02], False),  # within a few steps
-        ([0.3, 0.4, 0.5, 0.6, 0.0], True),  # what was learned before is no longer seen
+        ([0.9] * 4 + [0.2] * 3 + [0.02], False),  # most at one step, and then the rest
+        ([0.1, 0.2, 0.5, 0.8, 0.9, 0.9, 0.0], True),  # the policy had learned until the verifier failed
         ([0.02], True),  # from the start
     ],
 )
