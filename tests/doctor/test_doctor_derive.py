@@ -1,5 +1,6 @@
 """What the doctor derives from a record beside the settings of the run that wrote it."""
 
+import os
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,7 @@ def by_length(prompts: list[str], responses: list[str], **_: Any) -> list[float]
 @cache
 def trained(kind: Any = PPORun, **changes: Any) -> Path:
     """A run of a few steps in which the policy moves; `kl__coef=0.1` changes the field `kl.coef`."""
-    folder = Path(mkdtemp(prefix="cavesson-derive-")) / "run"
+    folder = Path(mkdtemp(dir=os.environ["XDG_CACHE_HOME"])) / "run"  # which is removed after the last test
     values: dict[str, Any] = {
         "run": folder, "steps": 6, "batch_size": 24, "model": {"device": "cpu"}, "checkpoint": {"every": 0},
         "sampling": {"max_new_tokens": 12}, "optimizer": {"learning_rate": 3e-3}, "doctor": {"on_finding": "ignore"},
