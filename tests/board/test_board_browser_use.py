@@ -104,7 +104,7 @@ def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
 DEEP = {
     "overview?step=4&smooth=0.6&zero=1&x=2-8&band=spread": ".plot canvas",
     "step?run=second&step=5&column=length": ".card canvas",
-    "responses?run=second&sort=-kl_k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
+    "responses?run=second&sort=-kl_k1&filter=reward+%3E+1&q=garden&steps=1-8": ".statistics summary",  # comes last
     "responses?sort=length&at=6.3": ".detail .body",
     "tokens?step=7&sample=6&metric=value&strips=kl,entropy&stripes=1&token=3": ".tok.active",
     "patterns?kind=character&sort=frequency&step=3": ".patterns td",

@@ -36,14 +36,12 @@ def test_every_error_names_what_would_disprove_it() -> None:
         assert rule.disproof is None or (rule.disproof.columns and rule.disproof.shows), rule.name
 
 
-@pytest.mark.parametrize(("sampler", "named"), [("absent", True), ("same", False)])
-def test_a_short_right_answer_is_no_ban_where_the_sampler_says_so(sampler: str, named: bool, tmp_path: Path) -> None:
-    """Answers of three words and an end are common, shorter ones do not occur, and longer ones often do."""
+def with_lengths(length: np.ndarray) -> Made:
+    """Return a healthy run of another trainer with responses of other lengths [24, 64] and words."""
     made = healthy(batch=64)
     made.info["config"]["sampling"].pop("min_new_tokens", None)
     made.info["trainer"] = "trl"
     chance = np.random.default_rng(3)
-    length = np.where(chance.random((24, 64)) < 0.4, 4, chance.integers(5, 18, (24, 64)))
     mask = np.arange(made.mask.shape[-1]) < length[..., None]
     ids = np.where(made.tokens["token_id"] == END, 1 + np.arange(made.mask.shape[-1]) % 19, made.tokens["token_id"])
     made.tokens["mask"] = mask
@@ -51,12 +49,29 @@ def test_a_short_right_answer_is_no_ban_where_the_sampler_says_so(sampler: str, 
     for name in ("logprob", "ref_logprob"):
         made.tokens[name] = np.where(mask, np.minimum(made.tokens[name], -0.5), 0.0)
     made.tokens["sampler_logprob"] = made.tokens["logprob"].copy()
-    if sampler == "absent":
-        del made.tokens["sampler_logprob"]
-    made.rows.pop("response", None)
     made.rows["response"] = np.array(
         [[" ".join(f"w{i}" for i in chance.integers(0, 999, n)) for n in line] for line in length], object
     )
+    return made
+
+
+@pytest.mark.parametrize(("sampler", "named"), [("absent", True), ("same", False)])
+def test_a_short_right_answer_is_no_ban_where_the_sampler_says_so(sampler: str, named: bool, tmp_path: Path) -> None:
+    """Answers of three words and an end are common, shorter ones do not occur, and longer ones often do."""
+    chance = np.random.default_rng(3)
+    made = with_lengths(np.where(chance.random((24, 64)) < 0.4, 4, chance.integers(5, 18, (24, 64))))
+    if sampler == "absent":
+        del made.tokens["sampler_logprob"]
+    assert found(end_forbidden, made, tmp_path) == named
+
+
+@pytest.mark.parametrize(("early", "named"), [(0.0, True), (0.05, False)])
+def test_ends_before_a_position_disprove_a_ban_until_there(early: float, named: bool, tmp_path: Path) -> None:
+    """The sampler raises all tokens before the ninth, as where ends are forbidden there."""
+    chance = np.random.default_rng(4)
+    made = with_lengths(np.where(chance.random((24, 64)) < early, 6, chance.integers(9, 18, (24, 64))))
+    is_raised = made.mask & (np.arange(made.mask.shape[-1]) < 8)
+    made.tokens["sampler_logprob"] += np.where(is_raised, 0.1, 0.0)
     assert found(end_forbidden, made, tmp_path) == named
 
 

@@ -333,6 +333,18 @@ def test_a_loss_that_is_not_divided_by_length_is_not_to_blame_for_long_mistakes(
     assert sick(length_bias, data) == named
 
 
+@pytest.mark.parametrize(("shorter", "named"), [(0, True), (20, False)])
+def test_mistakes_that_become_as_long_as_right_answers_are_not_biased(
+    shorter: int, named: bool, tmp_path: Path
+) -> None:
+    """Wrong answers, at first shorter by so many tokens, grow by one token per step: finally to 23 more, or 3."""
+    right = np.tile(np.arange(32) % 2 == 0, (24, 1))
+    length = 40 + np.random.default_rng(7).integers(0, 3, right.shape)
+    length += np.where(right, 0, np.arange(24)[:, None] - shorter)
+    data = run(tmp_path / "run", right.astype(float), {"algorithm": "grpo"}, group=prompts(24, 4), length=length)
+    assert sick(length_bias, data) == named
+
+
 def changed(rule: Rule, name: str, value: Any) -> Any:
     """Return what a rule proposes for a value of a setting that any data may have."""
     return rule.settings[name](value, None, None)

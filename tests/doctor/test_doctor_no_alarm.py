@@ -171,6 +171,18 @@ def test_another_reward_from_a_step_on_is_not_noise(changes, sick, tmp_path):
     assert reading(reward_is_noise, made, tmp_path).unhealthy == sick
 
 
+@pytest.mark.parametrize(("share", "sick"), [(0.03, False), (1.0, True)])
+def test_a_few_huge_rewards_are_not_noise(share, sick, tmp_path):
+    """Verdicts of equal responses are equal, but for the share of them to which chance adds 50, or chance replaces."""
+    made, chance = healthy(batch=64, siblings=8), np.random.default_rng(5)
+    answer = chance.integers(0, 3, (24, 64))
+    made.rows["response"] = np.array([[f"answer {one}" for one in line] for line in answer], object)
+    verdict = (answer == made.rows["group"] % 3).astype(float)
+    instead = chance.permuted(verdict, axis=1) if share == 1 else verdict + 50
+    made.rows["reward"] = np.where(chance.random(verdict.shape) < share, instead, verdict)
+    assert reading(reward_is_noise, made, tmp_path).unhealthy == sick
+
+
 @pytest.mark.parametrize(("until", "sick"), [(14, False), (18, True), (24, True)])
 def test_a_kl_that_has_returned_for_a_third_of_the_run_does_not_explode(until, sick, tmp_path):
     """Two nats per token from step 6 on, until a later step or the end; the reward stays as it was."""

@@ -45,9 +45,9 @@ def test_contexts_that_are_all_alike_tell_no_temperature(entropy: float) -> None
     assert entropy_temperature(surprise, np.full(1000, entropy)) is None
 
 
-def draw_in_contexts(made: Made, temperature: float) -> None:
+def draw_in_contexts(made: Made, temperature: float, flattest: float = 0.5, sharpest: float = 3.0) -> None:
     """Draw all tokens again, from distributions that are the sharper the later a token stands."""
-    chance, sharpness = np.random.default_rng(0), np.linspace(0.5, 3.0, LENGTH)
+    chance, sharpness = np.random.default_rng(0), np.linspace(flattest, sharpest, LENGTH)
     for step in range(len(made.mask)):
         tables = np.stack([log_softmax(made.policy[step] * scale) for scale in sharpness])
         sampler = np.stack([log_softmax(table / temperature) for table in tables])
@@ -55,6 +55,7 @@ def draw_in_contexts(made: Made, temperature: float) -> None:
         put(made, step, ids, made.policy[step])
         places = np.arange(LENGTH)
         made.tokens["logprob"][step] = np.where(made.mask[step], tables[places, ids], 0.0)
+        made.tokens["sampler_logprob"][step] = np.where(made.mask[step], sampler[places, ids], 0.0)
         entropy = -(np.exp(tables) * tables).sum(-1)
         made.tokens["entropy"][step] = np.where(made.mask[step], entropy, 0.0)
         start = np.stack([log_softmax(made.policy[0] * scale) for scale in sharpness])
@@ -72,3 +73,15 @@ def test_a_record_without_the_samplers_scores(temperature: float, tmp_path: Path
     assert named == ([] if temperature == 1 else ["temperature-missing"])
     if named:
         assert found.causes[0].reading.seen == pytest.approx(temperature, rel=0.05)
+
+
+def test_a_cold_sampler_that_is_sure_of_most_tokens(tmp_path: Path) -> None:
+    """Hardly any token becomes less likely, as under a filter, but those few become much less likely."""
+    made = healthy("grpo", batch=64)
+    draw_in_contexts(made, 0.6, 6.0, 24.0)
+    gap = (made.tokens["sampler_logprob"] - made.tokens["logprob"])[made.mask]
+    assert (gap < -0.01).sum() < 0.05 * (np.abs(gap) > 0.01).sum()
+    named = {"temperature-missing", "filtered-sampling"}
+    found = diagnose(made.data(tmp_path), [rule for rule in RULES if rule.name in named])
+    assert [one.rule.name for one in found.causes] == ["temperature-missing"]
+    assert found.causes[0].reading.seen == pytest.approx(0.6, rel=0.1)

@@ -148,8 +148,9 @@ def merged(rollups: pa.Table) -> pa.Table:
     if len(first) == len(new):
         return lines
     content = {name: lines[name].take(first) for name, _ in ORDER}
-    for name in ("count", "not_finite", "sum", "sum_squares"):
-        content[name] = np.add.reduceat(lines[name].to_numpy(), first)
+    with np.errstate(over="ignore"):  # squares of numbers above 1e154
+        for name in ("count", "not_finite", "sum", "sum_squares"):
+            content[name] = np.add.reduceat(lines[name].to_numpy(), first)
     for name, extreme, absent in (("min", np.minimum, np.inf), ("max", np.maximum, -np.inf)):
         found = extreme.reduceat(pc.fill_null(lines[name], absent).to_numpy(), first)
         content[name] = pa.array(found, mask=np.isinf(found))

@@ -33,7 +33,11 @@ const licensed = {
 };
 
 const options = {
-  entryPoints: { board: join(here, "src", "main.tsx"), markdown: join(here, "src", "markdown.ts") },
+  entryPoints: Object.fromEntries(
+    Object.entries({ board: "main.tsx", markdown: "markdown.ts", zh: "i18n/zh.ts", vi: "i18n/vi.ts" }).map(
+      ([name, file]) => [name, join(here, "src", file)],
+    ),
+  ),
   outdir: out,
   bundle: true,
   format: "iife", // a classic script also runs inside an exported file opened from disk

@@ -293,5 +293,6 @@ def _unexplained(step: Array, form: Array, advantage: Array) -> Array:
     of_form, of_both, of_advantage = (
         _covariance(of_step, one, other) for one, other in ((form, form), (form, advantage), (advantage, advantage))
     )
-    explained = np.maximum(of_both, 0.0) ** 2 / of_form
-    return np.asarray(1 - explained / of_advantage)
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN in steps in which one of the two does not vary
+        explained = np.maximum(of_both, 0.0) ** 2 / of_form
+        return np.asarray(1 - explained / of_advantage)

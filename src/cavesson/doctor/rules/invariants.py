@@ -270,7 +270,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
               "kl-at-start", "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale",
-              "false-truncation", "end-forbidden", *MISMATCH],
+              "false-truncation", "end-forbidden", "same-seed", "garbled", *MISMATCH],
     disproof=Disproof(("tokens.learned",), "the tokens after the end are not trained on, or belong to a later turn"),
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:

@@ -312,7 +312,8 @@ def length_bias(data: RunData) -> Reading | None:
     if len(low) < 20:
         return None
     points = Series(low.step, low.value - high.value)
-    found = trend(points)
-    unhealthy = found.p < data.chance and found.change > 0.2 * float(np.nanmean(each)) and points.last() > 0
-    first = since(points, smoothed(points).value > points.first() + found.change / 2, 5)
+    before = max(0.0, points.first())  # that bad responses reach the length of good ones is not a bias
+    widened = min(trend(points).change, points.last() - before)
+    unhealthy = trend(points).p < data.chance and widened > 0.2 * float(np.nanmean(each))
+    first = since(points, smoothed(points).value > before + widened / 2, 5)
     return Reading(points.last(), unhealthy, first, rows.highest(bad), {"unit": of.unit}, Curve(points))

@@ -105,8 +105,10 @@ def _lasts(rows: Rows, equals: float) -> bool:
 
 
 def _trimmed(reward: Array) -> Array:
-    """Return the rewards with outliers clipped, as a single outlier could dominate a variance."""
-    low, high = np.nanquantile(reward, [0.02, 0.98])
+    """Return the rewards with outliers clipped, as a few of them could dominate a variance."""
+    lowest, low, high, highest = np.nanquantile(reward, [0.02, 0.05, 0.95, 0.98])
+    if low == high:  # the rare ones are the only ones that differ
+        low, high = lowest, highest
     return np.asarray(np.clip(reward, low, high))
 
 

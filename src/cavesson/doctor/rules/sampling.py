@@ -28,6 +28,8 @@ SOME = 3
 COMMON = 0.25
 """How much larger the share of words that most of them have must be among the shortest responses than among the longer
 ones to say that they have one form."""
+RARE = 0.01
+"""Share of the responses that can end before a ban is over, such as episodes that were stopped."""
 PERHAPS_FORM = Phrase(
     "many responses end at the smallest length, but they are of one form, or hardly any is a little longer; record the "
     "sampler's log-probabilities"
@@ -35,7 +37,7 @@ PERHAPS_FORM = Phrase(
 MIN_SHARE_AT_BAN = 0.05
 """Share of the responses below the largest length that end as soon as a ban is over, at least."""
 SEVERAL, OFTEN = 4, 0.2
-"""Number of steps, and share of the responses in them, that show what is usual."""
+"""Number of steps or tokens, and share of the responses of these steps, that show what is usual."""
 SURPRISE, NOISE = 0.03, 5.0
 """Surprise − entropy that matters, in nats per token, and in standard errors."""
 
@@ -49,6 +51,13 @@ class Shift(NamedTuple):
     """Share of those to which it gives clearly less, of all that differ clearly."""
     size: float
     """Mean of sampler − trainer over the tokens, in nats."""
+    lowers_more: bool
+    """Whether the tokens to which it gives clearly less differ more, on average, than those to which it gives more."""
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether it is as where a filter left out tokens: others gain, and what loses does so by noise."""
+        return self.below < 0.05 and not self.lowers_more
 
 
 def alike(data: RunData) -> float:
@@ -68,9 +77,11 @@ def shift(data: RunData, sample: Sample) -> Shift | None:
     gap, first = -sample["sampler_gap"][known], sample.step[known] == sample.rows.steps[0]
     above, below = gap > alike(data), gap < -alike(data)
     if first.any() and np.mean((above | below)[first]) < 0.01:
-        return Shift(0.0, 0.0, 0.0)
-    several = float(np.mean(above | below))
-    return Shift(float(np.mean(above)), float(np.mean(below)) / several if several else 0.0, float(gap.mean()))
+        return Shift(0.0, 0.0, 0.0, False)
+    raised, lowered = gap[above], -gap[below]
+    share = len(lowered) / max(1, len(raised) + len(lowered))
+    lowers_more = len(lowered) >= SEVERAL and (not len(raised) or bool(lowered.mean() > raised.mean()))
+    return Shift(float(np.mean(above)), share, float(gap.mean()), lowers_more)
 
 
 def surprise_gap(sample: Sample) -> tuple[float, float] | None:
@@ -114,10 +125,9 @@ def filtered_sampling(data: RunData) -> Reading | None:
     gap, first = surprise_gap(sample), int(sample.rows.steps[0])
     points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     if found is not None and found.above > 0.02:
-        # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
-        # What it keeps is probable: tokens that surprise more than the entropy says are scored as other ones.
+        # What a filter keeps is probable: tokens that surprise more than the entropy says are scored as other ones.
         surprises = gap is not None and gap[0] > max(NOISE * gap[1], SURPRISE)
-        unhealthy = found.below < 0.05 and not surprises and banned_until(data) is None
+        unhealthy = found.is_filter and not surprises and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
         unhealthy = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE) and is_from_start(points, gap[0])
@@ -155,8 +165,15 @@ def banned_until(data: RunData) -> int | None:
         expected = share * count[at:].sum()
         is_ban = lowered[:at].sum() < 0.05 * raised[:at].sum()  # which lowers nothing but what it forbids
         if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected and is_ban:
-            return at
+            return None if _end_before(data.rows, at) else at
     return None
+
+
+def _end_before(rows: Rows, position: int) -> bool:
+    """Return whether responses end before a position, so that an end was not forbidden there."""
+    began = _short_gone_since(rows)
+    length = rows["length"][rows.step >= (rows.steps[0] if began is None else began)]
+    return bool(np.mean((length > 0) & (length <= position)) > RARE)
 
 
 def nothing_banned(data: RunData) -> bool:

@@ -53,7 +53,12 @@ def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02)
     agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
     off = not low <= temperature <= high and LOWEST < temperature < HIGHEST and worth > 0.3
     unhealthy = (
-        off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees) and _holds(sample, temperature)
+        off
+        and found.above > 0.05
+        and not found.is_filter
+        and found.below < 0.95
+        and bool(agrees)
+        and _holds(sample, temperature)
     )
     name = Phrase("log π_sampler − log π, mean over each tenth of the tokens")
     curve = Curve(by_tenth(sample["logprob"], -sample["sampler_gap"]), 0.0, 0.0, name, TENTHS)
@@ -91,7 +96,8 @@ def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
     slope = _slope(x, y)
     if slope is None or slope <= 0.05:
         return None
-    return 1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))
+    moved = y - x
+    return 1 / slope, abs(float(np.corrcoef(x, moved)[0, 1])) if np.ptp(moved) > 0 else 0.0
 
 
 def _holds(sample: Sample, temperature: float) -> bool:

@@ -3,6 +3,7 @@ import { App } from "./app";
 import { painted } from "./api/client";
 import { follow } from "./api/live";
 import { inSnapshot, snapshotRoute } from "./api/snapshot";
+import { language, loadWords } from "./i18n";
 import { loadRuns, runs } from "./state/board";
 import { applyTheme } from "./state/preferences";
 import { currentRoute, go, parseRoute } from "./state/router";
@@ -44,4 +45,4 @@ function beginWithTable(): void {
   if (isFolder && view === "overview" && unknown === undefined && query["run"] === undefined) go("runs", {}, true);
 }
 
-render(<App />, document.getElementById("app")!);
+void loadWords(language.get()).then(() => render(<App />, document.getElementById("app")!));

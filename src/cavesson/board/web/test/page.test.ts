@@ -10,7 +10,8 @@ import { gist, systemTurn } from "../src/maths/prompt";
 import { en } from "../src/i18n/en";
 import { vi } from "../src/i18n/vi";
 import { zh } from "../src/i18n/zh";
-import { preferred, translate } from "../src/i18n/translate";
+import { preferred } from "../src/i18n/languages";
+import { translate } from "../src/i18n/translate";
 
 test("an address is a view and its query, behind any prefix", () => {
   const route = parseRoute("/proxy/6008/responses?run=1&filter=reward+%3E+2&q=%23+%26");

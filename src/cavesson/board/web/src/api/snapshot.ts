@@ -57,9 +57,9 @@ function toBase64(bytes: ArrayBuffer): string {
  * @param state where the file opens, its views, and the labels given since the answers came
  */
 export async function snapshotPage(used: Map<string, unknown>, state: SavedState): Promise<string> {
-  // The libraries for Markdown come before the page, which looks for them when it begins.
+  // Other languages and the libraries for Markdown come before the page, which looks for them when it begins.
   const rendered = globalThis.cavessonMarkdown || [...used.keys()].some((url) => url.startsWith("api/diagnosis"));
-  const names = ["board.css", ...(rendered ? ["markdown.js"] : []), "board.js"];
+  const names = ["board.css", "zh.js", "vi.js", ...(rendered ? ["markdown.js"] : []), "board.js"];
   const [style, ...scripts] = await Promise.all(names.map(async (name) => (await fetch(name)).text()));
   const data: Record<string, unknown> = {};
   for (const [url, answer] of used) data[url] = answer instanceof ArrayBuffer ? { base64: toBase64(answer) } : answer;

@@ -1,4 +1,4 @@
-import type { Dictionary } from "./translate";
+import { type Dictionary, dictionaries } from "./dictionaries";
 
 export const vi: Dictionary = {
   overview: "Tổng quan",
@@ -548,3 +548,5 @@ export const vi: Dictionary = {
   noOrderChanges: "Không cặp câu trả lời nào cho cùng lời nhắc đổi thứ tự.",
   changedGroups: "Các nhóm thay đổi nhiều nhất",
 };
+
+dictionaries.vi = vi;

@@ -1,4 +1,4 @@
-import type { Dictionary } from "./translate";
+import { type Dictionary, dictionaries } from "./dictionaries";
 
 export const zh: Dictionary = {
   overview: "总览",
@@ -536,3 +536,5 @@ export const zh: Dictionary = {
   noOrderChanges: "没有任何一对同一提示的回复改变次序。",
   changedGroups: "变化最大的组",
 };
+
+dictionaries.zh = zh;

@@ -1,5 +1,6 @@
 /** Loads the script with the libraries for Markdown and LaTeX; a saved page has it if it was loaded there. */
 
+import { loadScript } from "../api/script";
 import { inSnapshot } from "../api/snapshot";
 import type { Libraries } from "../markdown";
 import { createStore, useStore } from "../state/store";
@@ -11,14 +12,10 @@ let asked = false;
 export function useMarkdown(): Libraries | null {
   if (!asked && !inSnapshot && store.get() === null) {
     asked = true;
-    const script = document.createElement("script");
-    script.src = "markdown.js";
-    script.onload = () => store.set(globalThis.cavessonMarkdown!);
-    script.onerror = () => {
-      asked = false;
-      script.remove();
-    };
-    document.head.append(script);
+    void loadScript("markdown.js").then((there) => {
+      asked = there;
+      if (there) store.set(globalThis.cavessonMarkdown!);
+    });
   }
   return useStore(store);
 }

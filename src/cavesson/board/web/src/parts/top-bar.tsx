@@ -1,7 +1,7 @@
 import { slow } from "../api/client";
 import { connection } from "../api/live";
 import { inSnapshot } from "../api/snapshot";
-import { LANGUAGES, type Language, language, useText } from "../i18n";
+import { LANGUAGES, type Language, language, speak, useText } from "../i18n";
 import { whole } from "../maths/format";
 import { runs, useRun, viewRoute } from "../state/board";
 import { theme } from "../state/preferences";
@@ -93,7 +93,7 @@ function LanguageChoice() {
       class="language"
       value={useStore(language)}
       aria-label={t("language")}
-      onChange={(event) => language.set(event.currentTarget.value as Language)}
+      onChange={(event) => void speak(event.currentTarget.value as Language)}
     >
       {Object.entries(LANGUAGES).map(([code, name]) => (
         <option key={code} value={code}>
