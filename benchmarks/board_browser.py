@@ -78,7 +78,9 @@ def lines(lookers: Lookers, base: str, plan: Plan, times: int) -> Iterator[Line]
     yield Line("step by click, overview", 100, do(look.steps, "overview", times))
     yield Line("step by click, step view", 100, do(look.steps, "step", times))
     yield Line("step by key, step view", 100, do(look.neighbours, times))
-    for view in ("overview", "step", "responses", "tokens", "patterns", "compare"):
+    # Prompts stand below the curves and come after them.
+    yield Line("to the overview view", 100, do(look.views, "overview", few, CURVES), "shown")
+    for view in ("step", "responses", "tokens", "patterns", "compare"):
         yield Line(f"to the {view} view", 100, do(look.views, view, few))
     yield Line("sort, both ways", 100, do(look.sorts, COLUMNS, times))
     yield Line("filter", 100, do(look.filters, look.by_numbers, times))

@@ -165,12 +165,16 @@ def neighbours(looker: Looker, times: int) -> Iterator[Reaction]:
         yield looker.key("[", f"{NUMBERS}('main h2') !== '{step}'")
 
 
-def views(looker: Looker, name: str, times: int) -> Iterator[Reaction]:
-    """Goes to a view from another one, each time in a page that has just been loaded and not been there yet."""
+def views(looker: Looker, name: str, times: int, there: str = "true") -> Iterator[Reaction]:
+    """Goes to a view from another one, each time in a page that has just been loaded and not been there yet.
+
+    ``there`` is true once what the view is opened for is shown.
+    """
     for _ in range(times):
         looker.open("/responses" if name == "overview" else "/overview")
         tab = looker.page.locator(".tabs a").filter(has_text=name.capitalize())
-        yield looker.click(tab, f"location.pathname === '/{name}' && document.querySelector('main')?.childElementCount")
+        is_open = f"location.pathname === '/{name}' && document.querySelector('main')?.childElementCount"
+        yield looker.click(tab, f"{is_open} && ({there})")
 
 
 def sorts(looker: Looker, columns: Sequence[str], times: int) -> Iterator[Reaction]:

@@ -12,7 +12,7 @@ def test_a_selection_is_compared_with_the_rest(browser, board_told):
         summary = page.locator(".statistics summary")
         expect(summary).to_contain_text("Compared with the other")
         expect(summary).to_contain_text("reward")
-        got = board_told.json("api/runs/first/statistics?filter=reward+%3E+1.5")
+        got = board_told.json("api/runs/first/statistics?filter=reward+%3E+1.5&details=1")
         expect(summary).to_contain_text(f"other {got['rest']}")
         summary.click()
         expect(page.locator(".statistics svg.pair").first).to_be_visible()

@@ -67,22 +67,26 @@ def slow_difference(chosen: list[tuple[float, str]], rest: list[tuple[float, str
 
 @pytest.mark.parametrize("column", ["reward", "length", "kl_k1"])
 def test_means_differences_and_curves_are_those_of_slow_loops(client, rows, column):
-    got = statistics(client, filter='finish_reason == "eos" and reward > 1', steps="1-4")
+    selection = {"filter": 'finish_reason == "eos" and reward > 1', "steps": "1-4"}
+    got, details = statistics(client, **selection), statistics(client, **selection, details=True)
     within = [row for row in rows if 1 <= row["step"] <= 4]
     chosen = [row for row in within if row["finish_reason"] == "eos" and row["reward"] > 1]
     rest = [row for row in within if row not in chosen]
     assert (got["selected"], got["rest"]) == (len(chosen), len(rest)) and 5 < len(chosen) < 30
+    assert got == {name: details[name] for name in got}
     line = got["columns"][column]
     for side, own in (("selected", chosen), ("rest", rest)):
-        assert line[side]["mean"] == pytest.approx(fmean(row[column] for row in own), rel=1e-5)
-        by_step = [[row[column] for row in own if row["step"] == step] for step, _ in got["steps"]]
-        assert line[side]["curve"] == pytest.approx([fmean(one) if one else None for one in by_step], rel=1e-5)
+        assert line[side] == pytest.approx(fmean(row[column] for row in own), rel=1e-5)
+        by_step = [[row[column] for row in own if row["step"] == step] for step, _ in details["steps"]]
+        assert details["curves"][column][side] == pytest.approx(
+            [fmean(one) if one else None for one in by_step], rel=1e-5
+        )
     pairs = [[(row[column], row["prompt"]) for row in side] for side in (chosen, rest)]
     assert line["difference"] == pytest.approx(slow_difference(*pairs), rel=1e-4, abs=1e-6)
 
 
 def test_shares_of_finish_reasons_have_intervals(client, rows):
-    got = statistics(client, filter="length > 5")
+    got = statistics(client, filter="length > 5", details=True)
     chosen = [row for row in rows if row["length"] > 5]
     rest = [row for row in rows if row["length"] <= 5]
     assert [line["name"] for line in got["finish_reasons"]] in (["eos", "length"], ["length", "eos"])
@@ -99,9 +103,9 @@ def test_shares_of_finish_reasons_have_intervals(client, rows):
 
 
 def test_what_is_selected_whole_or_not_at_all_has_no_difference(client):
-    everything, nothing = statistics(client), statistics(client, filter="reward > 1000", words=True)
+    everything, nothing = statistics(client), statistics(client, filter="reward > 1000", details=True)
     assert everything["rest"] == 0 and everything["columns"]["reward"]["difference"] is None
-    assert nothing["selected"] == 0 and nothing["columns"]["reward"]["selected"]["mean"] is None
+    assert nothing["selected"] == 0 and nothing["columns"]["reward"]["selected"] is None
     assert nothing["finish_reasons"][0]["interval"] is None and nothing["words"] == []
 
 
@@ -118,7 +122,7 @@ def test_responses_that_repeat_each_other_add_nothing_to_what_is_known():
 def test_tools_and_words_of_a_selection(tmp_path):
     run = record_episodes(tmp_path / "run", steps=3)
     client = client_of(board_of(run))
-    got = statistics(client, filter="reward == 1", words=True)
+    got = statistics(client, filter="reward == 1", details=True)
     tools = {line["name"]: (line["selected"], line["rest"]) for line in got["tools"]}
     assert tools == {"multiply": (1.0, 0.25), "search": (0.0, 0.5)}
     responses = [(row["reward"], row["response"]) for row in cavesson.open(run).rows().to_pylist()]

@@ -23,8 +23,8 @@ SAMPLED = 2_000
 
 
 class StatisticsQuery(Selection):
-    words: bool = False
-    """Also compare the words of a random sample of both sides."""
+    details: bool = False
+    """Also return curves over the steps, and compare finish reasons, tools, and the words of a sample of both sides."""
 
 
 class Sides(NamedTuple):
@@ -50,16 +50,24 @@ def statistics(board: Board, query: StatisticsQuery) -> dict[str, Any]:
     found = matching(run, snapshot, query)
     sides = _sides(snapshot, query, found.mask)
     selected = int(np.count_nonzero(sides.chosen))
-    grouping = buckets(snapshot.raw("step")[sides.rows], POINTS) if len(sides.rows) else Buckets(*np.empty((2, 0)))
-    return {
+    said = {
         "selected": selected,
         "rest": len(sides.rows) - selected,
         "at_most": found.most is not None,
+        "columns": {name: _column(snapshot, sides, name) for name in COLUMNS if name in snapshot.names},
+    }
+    return said | _details(run, snapshot, sides) if query.details else said
+
+
+def _details(run: OpenRun, snapshot: Snapshot, sides: Sides) -> dict[str, Any]:
+    grouping = buckets(snapshot.raw("step")[sides.rows], POINTS) if len(sides.rows) else Buckets(*np.empty((2, 0)))
+    is_divided = sides.chosen.any() and not sides.chosen.all()
+    return {
         "steps": grouping.pairs(),
-        "columns": {name: _column(snapshot, sides, name, grouping) for name in COLUMNS if name in snapshot.names},
+        "curves": {name: _curves(snapshot, sides, name, grouping) for name in COLUMNS if name in snapshot.names},
         "finish_reasons": _finish_reasons(snapshot, sides),
         "tools": _tools(snapshot, sides),
-        "words": _words(run, snapshot, sides) if query.words and 0 < selected < len(sides.rows) else [],
+        "words": _words(run, snapshot, sides) if is_divided else [],
         "sampled": SAMPLED,
     }
 
@@ -73,20 +81,33 @@ def _sides(snapshot: Snapshot, query: Selection, mask: Array | None) -> Sides:
     return Sides(rows, chosen, np.where(prompt < 0, snapshot.state.prompts, prompt))
 
 
-def _column(snapshot: Snapshot, sides: Sides, name: str, grouping: Buckets) -> dict[str, Any]:
-    """Return the means of both sides, their difference, and their curves over the steps."""
+def _known(snapshot: Snapshot, sides: Sides, name: str) -> tuple[Array, Sides]:
+    """Return the finite values of a column and the rollouts that have them."""
     values = snapshot.take(name, sides.rows).astype(np.float64)
     there = np.isfinite(values)
-    known = Sides(sides.rows[there], sides.chosen[there], sides.prompt[there])
+    if there.all():
+        return values, sides
+    return values[there], Sides(sides.rows[there], sides.chosen[there], sides.prompt[there])
+
+
+def _column(snapshot: Snapshot, sides: Sides, name: str) -> dict[str, Any]:
+    """Return the means of both sides and their difference."""
+    values, known = _known(snapshot, sides, name)
+    parts = {"selected": values[known.chosen], "rest": values[~known.chosen]}
+    means = {side: float(own.mean()) if len(own) else None for side, own in parts.items()}
+    return {"difference": _difference(values, known), **means}
+
+
+def _curves(snapshot: Snapshot, sides: Sides, name: str, grouping: Buckets) -> dict[str, Array]:
+    """Return the means of both sides in each group of steps."""
+    values, known = _known(snapshot, sides, name)
     where = grouping.of(snapshot.raw("step")[known.rows])
-    line: dict[str, Any] = {"difference": _difference(values[there], known)}
+    curves = {}
     for side, mine in (("selected", known.chosen), ("rest", ~known.chosen)):
-        own = values[there][mine]
-        count = np.bincount(where[mine], minlength=len(grouping.first))
         with np.errstate(all="ignore"):
-            curve = np.bincount(where[mine], own, len(grouping.first)) / count
-        line[side] = {"mean": float(own.mean()) if len(own) else None, "curve": curve}
-    return line
+            count = np.bincount(where[mine], minlength=len(grouping.first))
+            curves[side] = np.bincount(where[mine], values[mine], len(grouping.first)) / count
+    return curves
 
 
 def _difference(values: Array, sides: Sides) -> list[float | None] | None:

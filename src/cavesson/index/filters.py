@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -133,7 +133,7 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & set(OF_CALLS)
     if not names:
         own = snapshot if rows is None else snapshot.only(rows)
-        texts = Texts.of(snapshot, run, np.arange(snapshot.rows) if rows is None else rows, labels)
+        texts = Texts(snapshot, run, rows, labels)
         return _Evaluation(own, texts).of(tree)
     if not snapshot.state.calls:
         raise UserError(f"this run has no recorded calls of tools, so a filter cannot use {' or '.join(sorted(names))}")
@@ -145,7 +145,7 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
         wanted[rows] = True
         calls = calls.take(wanted[calls.row])
     for some in calls.portions():
-        texts = Texts.of(snapshot, run, some.row, labels, some)
+        texts = Texts(snapshot, run, some.row, labels, some)
         value = _Evaluation(snapshot.only(some.row), texts, some).of(tree)
         if not _is_condition(value):
             return value
@@ -156,27 +156,36 @@ def _evaluated(tree: ast.expr, snapshot: Snapshot, run: Run | None, rows: Array 
 _Source = RecordedTexts | SpokenTexts | CallTexts | LabelColumns
 
 
-class Texts(NamedTuple):
+class Texts:
     """The texts of some rows, by what they are of; those of calls only in a filter about calls."""
 
-    recorded: RecordedTexts
-    spoken: SpokenTexts
-    labels: LabelColumns
-    called: CallTexts | None
+    def __init__(
+        self, snapshot: Snapshot, run: Run | None, rows: Array | None, labels: Labels, calls: Calls | None = None
+    ) -> None:
+        """``rows`` are ascending; None means all."""
+        self._snapshot, self._run, self._given, self._labels, self._calls = snapshot, run, rows, labels, calls
 
-    @classmethod
-    def of(cls, snapshot: Snapshot, run: Run | None, rows: Array, labels: Labels, calls: Calls | None = None) -> Self:
-        called = None if calls is None else CallTexts(snapshot, run, calls)
-        given = LabelColumns(snapshot.only(rows), labels)
-        return cls(RecordedTexts(snapshot, run, rows), SpokenTexts(snapshot, run, rows), given, called)
+    @property
+    def _rows(self) -> Array:
+        return np.arange(self._snapshot.rows) if self._given is None else self._given
+
+    @property
+    def labels(self) -> LabelColumns:
+        """What people gave to the rows."""
+        own = self._snapshot if self._given is None else self._snapshot.only(self._given)
+        return LabelColumns(own, self._labels)
 
     def named(self, name: str) -> _Source | None:
         """Return the texts with a name, None if they are those of a coded column, or there are none."""
         if name in RECORDED:
-            return self.recorded
+            return RecordedTexts(self._snapshot, self._run, self._rows)
         if name in LABEL_TEXTS:
             return self.labels
-        return self.spoken if name in SPOKEN else self.called if name in SAID else None
+        if name in SPOKEN:
+            return SpokenTexts(self._snapshot, self._run, self._rows)
+        if name in SAID and self._calls is not None:
+            return CallTexts(self._snapshot, self._run, self._calls)
+        return None
 
 
 class _Evaluation:

@@ -316,9 +316,10 @@ export interface GroupDetail {
 /** Bounds are null where it is not known how certain the difference is; all is, where there is nothing to compare. */
 export type Difference = [mean: number, low: Maybe, high: Maybe] | null;
 
+/** Means, and how much the first is above the second. */
 export interface ColumnStatistics {
-  selected: { mean: Maybe; curve: Maybe[] };
-  rest: { mean: Maybe; curve: Maybe[] };
+  selected: Maybe;
+  rest: Maybe;
   difference: Difference;
 }
 
@@ -334,8 +335,13 @@ export interface Share {
 export interface SelectionStatistics {
   selected: number;
   rest: number;
-  steps: [number, number][];
   columns: Record<string, ColumnStatistics>;
+}
+
+/** What takes longer to compute. */
+export interface SelectionDetails extends SelectionStatistics {
+  steps: [number, number][];
+  curves: Record<string, { selected: Maybe[]; rest: Maybe[] }>;
   finish_reasons: Share[];
   tools: Share[];
   /** of a sample of so many responses of either side */

@@ -94,8 +94,11 @@ function measuredOf(spec: LineSpec): [values: readonly Maybe[], colour: string][
 }
 
 /** Where values leave the axis, at the upper end (1) or at the lower one (−1), and in which colour. */
-export function* leaving(spec: LineSpec, { x, y }: Window): Generator<[place: number, end: 1 | -1, colour: string]> {
-  for (const [values, colour] of spec.log ? [] : measuredOf(spec)) {
+export function* leaving(
+  spec: LineSpec,
+  { x, y, beyond }: Window,
+): Generator<[place: number, end: 1 | -1, colour: string]> {
+  for (const [values, colour] of beyond ? measuredOf(spec) : []) {
     for (const [i, value] of values.entries()) {
       const place = spec.x[i]!;
       if (value === null || place < x[0] || place > x[1] || (value >= y[0] && value <= y[1])) continue;

@@ -52,8 +52,10 @@ function roomy([low, high]: Range): Range {
 }
 
 function extremes(values: readonly number[]): Range {
-  return values.reduce<Range>(
-    ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
-    [Infinity, -Infinity],
-  );
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [low, high];
 }

@@ -183,13 +183,12 @@ function table(prompts: PromptLine[]): unknown[][] {
   return [[...names], ...prompts.map((line) => names.map((name) => line[name]))];
 }
 
-/** On the overview, once its curves are drawn: the prompts at the ends of each order. */
+/** On the overview: the prompts at the ends of each order, which are asked for at once, and shown after its curves. */
 export function PromptLists() {
   const t = useText();
   const run = useRun();
   const split = splitOf(useRoute().query);
   const seen = useAfterPaint(true);
-  if (!seen) return null;
   return (
     <section class="prompt-lists">
       <div class="section">
@@ -198,20 +197,20 @@ export function PromptLists() {
       </div>
       <div class="charts">
         {ORDERS.slice(0, 4).map((order) => (
-          <ShortList key={order} order={order} split={split} />
+          <ShortList key={order} order={order} split={split} seen={seen} />
         ))}
       </div>
     </section>
   );
 }
 
-function ShortList({ order, split }: { order: Order; split: Split }) {
+function ShortList({ order, split, seen }: { order: Order; split: Split; seen: boolean }) {
   const t = useText();
   const run = useRun();
   const url = address(`runs/${run.run}/prompts`, { split, sort: order, offset: 0, limit: SHORT });
   const { data, error } = useResource<Prompts>(url, useVersion(run.run));
   if (error) return <Problem text={error} />;
-  if (!data || (data.total === 0 && data.solved_from === null)) return null;
+  if (!seen || !data || (data.total === 0 && data.solved_from === null)) return null;
   const all = { run: run.run, sort: order, ...showing(split) };
   const more = (
     <Link to={{ view: "prompt", query: all }} class="more" title={t("allPrompts")}>

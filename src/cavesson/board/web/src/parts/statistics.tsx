@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
-import type { ColumnStatistics, SelectionStatistics, Share } from "../api/types";
+import type { ColumnStatistics, SelectionDetails, SelectionStatistics, Share } from "../api/types";
 import { Two } from "../charts/spark";
 import { useText } from "../i18n";
 import { number, percent, signed, whole } from "../maths/format";
@@ -57,34 +57,41 @@ function Compared({ run, selected, version }: { run: string; selected: Selection
         <span class="muted">{t("comparedWithRest", { count: whole(data.rest) })}</span>
         {columns.map(([name, line]) => (
           <span key={name}>
-            {name} <b>{number(line.selected.mean, 3)}</b> <Difference of={line.difference} />
+            {name} <b>{number(line.selected, 3)}</b> <Difference of={line.difference} />
           </span>
         ))}
       </summary>
-      {open && (
-        <div class="two">
-          <div>
-            {columns.map(([name, line]) => (
-              <Curve key={name} name={name} line={line} />
-            ))}
-          </div>
-          <div>
-            <Shares title={t("finish")} shares={data.finish_reasons} />
-            <Shares title={t("comparedTools")} shares={data.tools} />
-            <Words url={address(path, { ...selected, words: 1 })} version={version} />
-          </div>
-        </div>
-      )}
+      {open && <Details url={address(path, { ...selected, details: 1 })} version={version} />}
     </details>
   );
 }
 
-/** Their texts have to be read, so they are asked for apart. */
-function Words({ url, version }: { url: string; version: number }) {
+/** Curves, shares, and words, for which texts have to be read. */
+function Details({ url, version }: { url: string; version: number }) {
   const t = useText();
-  const { data, error } = useResource<SelectionStatistics>(url, version);
+  const { data, error } = useResource<SelectionDetails>(url, version);
   if (error) return <Problem text={error} />;
-  return data && <Shares title={t("wordsOf", { count: whole(data.sampled) })} shares={data.words} />;
+  if (!data) return null;
+  return (
+    <div class="two">
+      <div>
+        {Object.entries(data.columns).map(([name, line]) => (
+          <p key={name} class="compared-curve">
+            <span>
+              {name} <b>{number(line.selected, 3)}</b>{" "}
+              <span class="muted">{t("restMean", { value: number(line.rest, 3) })}</span>
+            </span>
+            <Two first={data.curves[name]!.selected} second={data.curves[name]!.rest} label={t("curvesOf", { name })} />
+          </p>
+        ))}
+      </div>
+      <div>
+        <Shares title={t("finish")} shares={data.finish_reasons} />
+        <Shares title={t("comparedTools")} shares={data.tools} />
+        <Shares title={t("wordsOf", { count: whole(data.sampled) })} shares={data.words} />
+      </div>
+    </div>
+  );
 }
 
 /** A difference with its interval; grey unless the interval leaves out zero. */
@@ -99,19 +106,6 @@ function Difference({ of, share = false }: { of: ColumnStatistics["difference"];
       {text(mean)}
       {known && ` [${text(low)}, ${text(high)}]`}
     </span>
-  );
-}
-
-function Curve({ name, line }: { name: string; line: ColumnStatistics }) {
-  const t = useText();
-  return (
-    <p class="compared-curve">
-      <span>
-        {name} <b>{number(line.selected.mean, 3)}</b>{" "}
-        <span class="muted">{t("restMean", { value: number(line.rest.mean, 3) })}</span>
-      </span>
-      <Two first={line.selected.curve} second={line.rest.curve} label={t("curvesOf", { name })} />
-    </p>
   );
 }
 
