@@ -1,4 +1,4 @@
-"""The recipe in which a tiny model learns to use a calculator."""
+"""The template in which a tiny model learns to use a calculator."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import cavesson
 from cavesson.align.recipe import read_recipe
 from cavesson.align.run import align
 from cavesson.data.examples import tokenize_demonstrations
@@ -14,18 +15,18 @@ from cavesson.data.types import Demonstration
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.train.prompts import conversation_of, prompts_of
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+TEMPLATE = Path(cavesson.__file__).parent / "templates" / "agent"
 RESULT = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "x": lambda a, b: a * b}
 NAME = {"+": "add", "-": "sub", "x": "mul"}
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RECIPES / name).read_text().splitlines()]
+    return [json.loads(line) for line in (TEMPLATE / name).read_text().splitlines()]
 
 
 def test_its_demonstrations_are_right_and_its_held_out_questions_are_new() -> None:
     asked = set()
-    for row in rows("tiny-tools.jsonl"):
+    for row in rows("demonstrations.jsonl"):
         question, *between, answer = row["messages"]
         a, sign, b = question["content"].split()
         right = RESULT[sign](int(a), int(b))
@@ -36,7 +37,7 @@ def test_its_demonstrations_are_right_and_its_held_out_questions_are_new() -> No
             assert made["function"] == {"name": NAME[sign], "arguments": {"a": int(a), "b": int(b)}}
             assert (result["name"], result["content"]) == (NAME[sign], str(right))
         asked.add(question["content"])
-    trained, held_out = rows("tiny-tools-questions.jsonl"), rows("tiny-tools-held-out.jsonl")
+    trained, held_out = rows("questions.jsonl"), rows("held-out.jsonl")
     for row in (*trained, *held_out):
         a, sign, b = row["question"].split()
         assert row["answer"] == RESULT[sign](int(a), int(b))
@@ -46,7 +47,7 @@ def test_its_demonstrations_are_right_and_its_held_out_questions_are_new() -> No
 
 def test_its_demonstrations_begin_as_the_prompts_of_its_episodes() -> None:
     """The tools are offered in the order in which the environment offers them."""
-    sft, grpo, _ = (stage.settings for stage in read_recipe(RECIPES / "tiny-tools.toml", []))
+    sft, grpo, _ = (stage.settings for stage in read_recipe(TEMPLATE / "recipe.toml", []))
     tokenizer = tiny_tokenizer()
     prompts = prompts_of(grpo, tokenizer, conversation_of(grpo, tokenizer))
     examples = tokenize_demonstrations(load(sft.data, Demonstration).train, tokenizer, sft.data)
@@ -56,7 +57,7 @@ def test_its_demonstrations_begin_as_the_prompts_of_its_episodes() -> None:
 
 @pytest.mark.slow
 def test_it_learns_to_use_a_calculator(tmp_path: Path) -> None:
-    align(read_recipe(RECIPES / "tiny-tools.toml", ["--run", str(tmp_path / "run")]))
+    align(read_recipe(TEMPLATE / "recipe.toml", ["--run", str(tmp_path / "run")]))
     comparison = json.loads((tmp_path / "run" / "compare" / "comparison.json").read_text())
     before, after = (column["rewards"]["right"] for column in comparison["columns"])
     assert comparison["prompts"] == 150

@@ -14,6 +14,7 @@ from cavesson.registry import ALGORITHMS
 
 init_app = typer.Typer()
 PAIRS, ROLLOUTS = ("pairs.toml", "pairs.jsonl"), ("rollouts.toml", "prompts.jsonl", "reward.py")
+AGENT = ("recipe.toml", "calculator.py", "demonstrations.jsonl", "questions.jsonl", "held-out.jsonl", "template.jinja")
 TEMPLATES = {
     "sft": ("demonstrations.toml", "demonstrations.jsonl"),
     "reward-model": PAIRS,
@@ -21,31 +22,37 @@ TEMPLATES = {
     "kto": ("labelled.toml", "labelled.jsonl"),
     **dict.fromkeys(("ppo", "grpo", "rloo", "raft"), ROLLOUTS),
     "distill": ("distill.toml", *ROLLOUTS[1:]),
+    "agent": tuple(f"agent/{name}" for name in AGENT),
 }
-"""Of every command, the recipe and the files that it names, in the folder `templates`."""
+"""Of every kind, the recipe and the files that it names, in the folder `templates`."""
 
 
 @init_app.command()
 def init(
-    algorithm: Annotated[str, typer.Argument(help="sft, reward-model, dpo, kto, ppo, grpo, rloo, raft or distill.")],
+    kind: Annotated[str, typer.Argument(help="sft, reward-model, dpo, kto, ppo, grpo, rloo, raft, distill or agent.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the recipe; it is made if it does not exist.")] = Path("."),
 ) -> None:
     """Write a commented recipe that runs as it is, with its data and reward: cavesson init grpo mine."""
-    if algorithm not in TEMPLATES:
-        raise UserError(f"there is no template {algorithm!r}: {', '.join(TEMPLATES)}")
-    names = {name: "recipe.toml" if name.endswith(".toml") else name for name in TEMPLATES[algorithm]}
+    if kind not in TEMPLATES:
+        raise UserError(f"there is no template {kind!r}: {', '.join(TEMPLATES)}")
+    names = {name: _name_of(name) for name in TEMPLATES[kind]}
     if there := next((folder / name for name in names.values() if (folder / name).exists()), None):
         raise UserError(f"{there} exists; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"command": algorithm, "about": ALGORITHMS[algorithm].help}
+    values = {"command": kind, "about": ALGORITHMS[kind].help} if kind in ALGORITHMS else {}
     for source, name in names.items():
         text = files("cavesson").joinpath("templates", source).read_text(encoding="utf-8")
         (folder / name).write_text(Template(text).safe_substitute(values), encoding="utf-8")
     recipe = folder / "recipe.toml"
+    check, train = command_line("check", recipe, "--command", kind), command_line(kind, recipe)
     console().print(
         f"wrote {', '.join(str(folder / name) for name in names.values())}\n"
-        f"next: {command_line('check', recipe, '--command', algorithm)}\n"
-        f"      {command_line(algorithm, recipe)}",
+        + (f"next: {check}\n      {train}" if values else f"next: {command_line('align', recipe)}"),
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _name_of(source: str) -> str:
+    """Return the name in the new folder of a file among the templates."""
+    return "recipe.toml" if source.endswith(".toml") else source.rpartition("/")[2]
