@@ -103,7 +103,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("prompts", {"sort": "improved"}),
     "one prompt": (f"prompts/{id_of('prompt 1')}", {}),
     "compare": ("compare", {"runs": "run@0-9,run@10-19"}),
-    "statistics": ("statistics", {"filter": "reward > 5", "words": True}),
+    "statistics": ("statistics", {"filter": "reward > 5", "details": True}),
     "statistics of some steps": ("statistics", {"filter": 'finish_reason == "eos"', "steps": "3-12"}),
     "statistics of a search": ("statistics", {"q": "b?[x-z]", "regex": True}),
     "extremes": ("rows", {"sort": "-reward", "steps": "6", "limit": 4}),

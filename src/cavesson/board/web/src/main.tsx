@@ -3,7 +3,7 @@ import { App } from "./app";
 import { painted } from "./api/client";
 import { follow } from "./api/live";
 import { inSnapshot, snapshotRoute } from "./api/snapshot";
-import { language, loadWords } from "./i18n";
+import { language, loadOtherWords, loadWords } from "./i18n";
 import { loadRuns, runs } from "./state/board";
 import { applyTheme } from "./state/preferences";
 import { currentRoute, go, parseRoute } from "./state/router";
@@ -26,7 +26,7 @@ if (inSnapshot && location.hash === "") {
   go(view, query, true);
 }
 const loaded = loadRuns();
-void loaded.then(beginWithTable).then(painted).then(follow);
+void loaded.then(beginWithTable).then(painted).then(follow).then(loadOtherWords);
 askEarly(shownRun());
 /** The run in the address; without one, the first of the board if it is open. */
 async function shownRun(): Promise<string | undefined> {

@@ -5,7 +5,7 @@ import { preference } from "../state/preferences";
 import { useStore } from "../state/store";
 import { dictionaries, type Key } from "./dictionaries";
 import { en } from "./en";
-import { isLanguage, type Language, preferred } from "./languages";
+import { isLanguage, type Language, LANGUAGES, preferred } from "./languages";
 import { translate } from "./translate";
 
 export type { Dictionary, Key } from "./dictionaries";
@@ -18,6 +18,11 @@ export const language = preference<Language>("language", preferred(navigator.lan
 /** Loads the words of a language; without the server the page stays as it is. */
 export async function loadWords(of: Language): Promise<boolean> {
   return of === "en" || dictionaries[of] !== undefined || (await loadScript(`${of}.js`));
+}
+
+/** Loads the other languages, which can then be chosen without the server, too. */
+export function loadOtherWords(): void {
+  for (const other of Object.keys(LANGUAGES) as Language[]) void loadWords(other);
 }
 
 /** Changes the language of the page once its words are there. */
