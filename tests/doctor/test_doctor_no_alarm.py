@@ -144,6 +144,20 @@ def test_a_critic_that_tells_tokens_apart_may_lag_behind_their_mean(known, off, 
     assert found.seen == pytest.approx(known - off**2, abs=0.05)
 
 
+def test_the_number_is_that_of_the_steps_since_when_the_critic_does_not_fit(tmp_path):
+    """For 17 of 24 steps it explains 0.99 of the variance, and then −4: the mean, two standard deviations too low."""
+    made = healthy()
+    goal, mask = made.tokens["return"], made.mask
+    value = np.zeros_like(goal)
+    for step, inside in enumerate(mask):
+        own = goal[step][inside]
+        value[step][inside] = own + 0.1 * own.std() if step < 17 else own.mean() - 2 * own.std()
+    made.tokens["value"] = value
+    found = reading(value_not_fitting, made, tmp_path)
+    assert found.unhealthy and found.since > 12
+    assert found.seen == pytest.approx(-4, abs=0.05)
+
+
 @pytest.mark.parametrize(("noise", "temperature", "sick"), [(0.8, 1.0, False), (0.0, 1.0, False), (0.0, 1.4, True)])
 def test_noise_in_the_scores_is_not_a_temperature(noise, temperature, sick, tmp_path):
     """Noise, as of dropout, makes tokens less likely and flattens the slope of the sampler's log-probabilities."""

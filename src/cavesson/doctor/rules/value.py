@@ -79,7 +79,7 @@ def value_not_fitting(data: RunData, *, limit: float = -0.1, far: float = -0.5, 
     leaves = since(course, (course.value < left) & (course.value < course.value[0]), FEW)
     if leaves is not None:  # its own updates throw it off; where it ends up after that, it may predict nothing
         points, first = course, leaves
-    far_off = points.value[points.value < left] if leaves is not None else points.value
+    far_off = points.value[points.value < left] if leaves is not None else points.after(first).value
     words: Words = {"when": Phrase("its warm-up" if leaves is None else "its first updates")}
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
     return Reading(float(np.median(far_off)), first is not None, first, evidence, words, Curve(points, limit, 1.0))
