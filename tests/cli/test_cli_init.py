@@ -41,9 +41,11 @@ def test_an_agent_comes_with_its_tool_and_data(tmp_path: Path) -> None:
     stages = read_recipe(tmp_path / "mine" / "recipe.toml", [])
     assert [stage.name for stage in stages] == ["sft", "grpo", "compare"]
     template = Path(cli.__file__).parents[1] / "templates" / "agent"
-    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == {
-        path.name: path.read_bytes() for path in template.iterdir() if path.is_file()
-    }
+    assert _contents(tmp_path / "mine") == _contents(template)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -135,6 +135,6 @@ def _opened(path: str, allow_remote: bool) -> Run | None:
     try:
         return cavesson.record.open(path, allow_remote)
     except UserError:
-        if storage(path).exists("run.json"):
-            raise
-        return None
+        if not storage(path).exists("run.json"):
+            return None
+        return cavesson.record.open(path, allow_remote)  # the folder may have been moved back just now
