@@ -90,7 +90,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_bundle_stays_small(bundle: Path):
     files = [path for path in bundle.iterdir() if path.is_file()]
-    later = {"markdown.js", "zh.js", "vi.js"}  # loaded only if a reader asks for Markdown or another language
+    later = {"markdown.js", "zh.js", "vi.js"}  # loaded after the first view
     bundled = [path for path in files if path.suffix in (".js", ".css")]
     assert {path.name for path in bundled} == {"board.js", "board.css"} | later
     packed = {path: path.with_name(path.name + ".gz") for path in bundled}

@@ -55,4 +55,4 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "reward.py").read_text() == "mine"
     assert not (tmp_path / "recipe.toml").exists()
     done = cavesson(tmp_path, "init", "gspo")
-    assert (done.code, done.err.startswith("cavesson: there is no template 'gspo': sft")) == (2, True)
+    assert (done.code, done.err.startswith("cavesson: unknown template 'gspo'; choose one of sft")) == (2, True)

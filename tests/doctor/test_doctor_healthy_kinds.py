@@ -337,7 +337,7 @@ def test_a_loss_that_is_not_divided_by_length_is_not_to_blame_for_long_mistakes(
 def test_mistakes_that_become_as_long_as_right_answers_are_not_biased(
     shorter: int, named: bool, tmp_path: Path
 ) -> None:
-    """Wrong answers, at first shorter by so many tokens, grow by one token per step: finally to 23 more, or 3."""
+    """Wrong answers start this many tokens shorter and grow by one per step; they end 23 or 3 tokens longer."""
     right = np.tile(np.arange(32) % 2 == 0, (24, 1))
     length = 40 + np.random.default_rng(7).integers(0, 3, right.shape)
     length += np.where(right, 0, np.arange(24)[:, None] - shorter)

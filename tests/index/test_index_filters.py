@@ -1,4 +1,6 @@
 import ast
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -48,6 +50,19 @@ def test_a_filter_means_what_it_says(shot):
     }.items():
         assert matches(text, shot).tolist() == wanted.tolist(), text
         assert wanted.sum() > 0, text
+
+
+def test_a_filter_keeps_nothing_that_only_garbage_collection_removes(shot):
+    """Some of the rows with their numbers: 8 MB of a million, for each filter."""
+    gc.disable()
+    try:
+        some = shot.only(np.arange(0, 80, 2))
+        assert some.column("reward").tolist() == shot.column("reward")[::2].tolist()
+        gone = weakref.ref(some)
+        del some
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_was_not_measured_matches_nothing(tmp_path):

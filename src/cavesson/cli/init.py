@@ -34,7 +34,7 @@ def init(
 ) -> None:
     """Write a commented recipe that runs as it is, with its data and reward: cavesson init grpo mine."""
     if kind not in TEMPLATES:
-        raise UserError(f"there is no template {kind!r}: {', '.join(TEMPLATES)}")
+        raise UserError(f"unknown template {kind!r}; choose one of {', '.join(TEMPLATES)}")
     names = {name: _name_of(name) for name in TEMPLATES[kind]}
     if there := next((folder / name for name in names.values() if (folder / name).exists()), None):
         raise UserError(f"{there} exists; name another folder")

@@ -1,7 +1,6 @@
 """The content of the index at one moment, which does not change while the index grows."""
 
-from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,15 @@ class Snapshot:
         self.folder = folder
         self.state = state
         self.rows = state.rows
-        self._column: Callable[[str], Array] = lru_cache(None)(self._map)
-        self._mask: Callable[[Split], Array | None] = lru_cache(None)(self._mask_of)
+        self._within: tuple[Snapshot, Array] | None = None
+        self._columns: dict[str, Array] = {}
+        self._masks: dict[Split, Array | None] = {}
 
     def only(self, rows: Array) -> "Snapshot":
         """Return a snapshot of some of the rows, of which only the columns can be read."""
         some = Snapshot(self.folder, self.state)
         some.rows = len(rows)
-        some._column = lambda name: self.raw(name)[rows]
+        some._within = self, rows
         return some
 
     @property
@@ -49,7 +49,12 @@ class Snapshot:
 
     def raw(self, name: str) -> Array:
         """Return [rows] the values as they are stored."""
-        return self._column(name)
+        if self._within is not None:
+            whole, rows = self._within
+            return whole.raw(name)[rows]
+        if name not in self._columns:
+            self._columns[name] = self._map(name)
+        return self._columns[name]
 
     def take(self, name: str, rows: Array) -> Array:
         """Return the values of some rows, NaN for those that were not measured."""
@@ -98,7 +103,11 @@ class Snapshot:
 
     def of(self, split: Split | None) -> Array | None:
         """Return [rows] which rows are part of the run and of a split, None for both; None if all are."""
-        return self.alive if split is None else self._mask(split)
+        if split is None:
+            return self.alive
+        if split not in self._masks:
+            self._masks[split] = self._mask_of(split)
+        return self._masks[split]
 
     def _mask_of(self, split: Split) -> Array | None:
         apart = {HELD_OUT: self.held_out, GIVEN: self.given}

@@ -1,4 +1,4 @@
-/** Loads the parts of the page that few people need, each of which is a script. */
+/** Loads the parts of the page that its first view does not need, each of which is a script. */
 
 /** Whether a script could be loaded. */
 export function loadScript(name: string): Promise<boolean> {

@@ -1,4 +1,4 @@
-/** The dictionaries that are there. The page contains English; each other language is a script, loaded when it is chosen. */
+/** The dictionaries that are there. The page contains English; each other language is a script, which is loaded later. */
 
 import type { en } from "./en";
 import type { Language } from "./languages";
