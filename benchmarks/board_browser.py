@@ -32,7 +32,7 @@ TYPED = ["stationing", "mentous", "verbleal", "proming", "conable"]
 MEMORY = 500
 """MiB that the server may take."""
 PAGE = 125
-"""KiB that the page may take, compressed, without what is loaded on demand."""
+"""KiB that the first view may take, compressed; other languages come after it, Markdown and diagnoses on demand."""
 SHELL = "document.querySelector('nav.tabs')"
 CURVES = (
     "document.querySelector('.charts canvas') && /[0-9]/.test(document.querySelector('.charts .legend b')?.textContent)"
