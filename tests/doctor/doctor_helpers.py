@@ -150,8 +150,7 @@ def healthy(algorithm: str = "ppo", steps: int = 24, batch: int = 32, siblings: 
     entropy = np.where(mask, -(np.exp(policy) * policy).sum(-1)[:, None, None], 0.0)
     ref_logprob = np.where(mask, reference[ids], 0.0)
     prompts = (np.arange(steps)[:, None] * (batch // siblings) + np.arange(batch) // siblings) % 40
-    good = np.isin(ids, [5, 9, 11]) & mask
-    reward = good.sum(-1) * 0.4 + 0.3 * np.sin(prompts) + chance.normal(0, 0.2, (steps, batch))
+    reward = rewarded(ids, mask, prompts, chance)
     made = Made(_info(algorithm), {}, {}, {}, policy)
     made.tokens = {
         "mask": mask, "token_id": ids, "logprob": logprob, "ref_logprob": ref_logprob, "entropy": entropy,
@@ -175,6 +174,12 @@ def healthy(algorithm: str = "ppo", steps: int = 24, batch: int = 32, siblings: 
     made.settle()
     made.metrics = _metrics(made, steps, chance)
     return made
+
+
+def rewarded(ids: Array, mask: Array, prompts: Array, chance: np.random.Generator) -> Array:
+    """Return [S, B] rewards: three words are good, some prompts are easier, and the rest is noise."""
+    good = np.isin(ids, [5, 9, 11]) & mask
+    return np.asarray(good.sum(-1) * 0.4 + 0.3 * np.sin(prompts) + chance.normal(0, 0.2, prompts.shape))
 
 
 def _draw(policy: Array, chance: np.random.Generator, batch: int) -> Array:

@@ -53,7 +53,7 @@ def kept(folder: Path, out: Path, columns: Columns) -> RunData:
                 table = table.set_column(at, name, pa.nulls(len(table), table.schema.field(name).type))
             pq.write_table(table, path)
     info = json.loads((out / "run.json").read_text())
-    settings = {"algorithm": info["algorithm"]}
+    settings = {"algorithm": info["algorithm"], "config": {}}  # as of a recorder whose parts of a reward are such
     for column in columns:
         kind, _, path = column.partition(".")
         if kind == "info":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doctor_helpers import END, Array, Made, healthy, log_softmax
+from doctor_helpers import END, Array, Made, healthy, log_softmax, rewarded
 from sick import resample
 
 import cavesson
@@ -68,6 +68,9 @@ def draw_again(made: Made, policy: Array) -> None:
     """Let another policy write and score the responses."""
     made.policy = policy
     resample(made, lambda policy: policy)
+    reward = rewarded(made.tokens["token_id"], made.mask, made.rows["group"], chance())
+    made.rows["reward"] = made.rows["shaped_reward"] = reward
+    made.settle()
     delta = np.where(made.mask, made.tokens["logprob"] - made.tokens["ref_logprob"], 0.0)
     made.metrics["kl/objective"] = delta.sum(-1).mean(-1)
 

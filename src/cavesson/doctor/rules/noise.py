@@ -105,11 +105,14 @@ def _lasts(rows: Rows, equals: float) -> bool:
 
 
 def _trimmed(reward: Array) -> Array:
-    """Return the rewards with outliers clipped, as a few of them could dominate a variance."""
+    """Return the rewards with outliers clipped, as a few of them could dominate a variance.
+
+    What is as far outside the middle 90 % as these reach is an outlier: in a normal distribution, one in a million.
+    """
     lowest, low, high, highest = np.nanquantile(reward, [0.02, 0.05, 0.95, 0.98])
     if low == high:  # the rare ones are the only ones that differ
-        low, high = lowest, highest
-    return np.asarray(np.clip(reward, low, high))
+        return np.asarray(np.clip(reward, lowest, highest))
+    return np.asarray(np.clip(reward, low - (high - low), high + (high - low)))
 
 
 def _left_among_equals(rows: Rows) -> tuple[float, Array, Array]:
