@@ -211,19 +211,23 @@ def test_the_largest_of_differences_of_all_sizes_are_no_tail(apart, tmp_path):
     assert found.unhealthy == apart and 0.01 < found.seen < 0.02
 
 
-@pytest.mark.parametrize("others", ["as before", "worse"])
+@pytest.mark.parametrize("others", ["as before", "worse", "nothing"])
 def test_empty_responses_of_a_policy_that_fails_are_no_failed_requests(others, tmp_path):
     made = healthy()
     for name in ("finish_reason", "length"):
         made.rows.pop(name, None)
-    for name in ("logprob", "ref_logprob", "sampler_logprob", "entropy"):
+    for name in ("token_id", "logprob", "ref_logprob", "sampler_logprob", "entropy"):
         made.tokens.pop(name, None)
     made.rows["response"] = made.rows["response"].copy()
     made.rows["response"][12:, ::5] = ""
     if others == "worse":
         made.rows["reward"] = made.rows["reward"].copy()
         made.rows["reward"][12:] -= 5 * made.rows["reward"].std()
-    assert reading(rollouts_fail, made, tmp_path).unhealthy == (others == "as before")
+    if others == "nothing":
+        made.rows["reward"] = np.zeros_like(made.rows["reward"])
+    found = reading(rollouts_fail, made, tmp_path)
+    assert found.unhealthy == (others == "as before")
+    assert (found.undecided is not None) == (others == "nothing")
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -203,6 +203,16 @@ def test_the_rare_right_answers_of_a_verifier_are_no_outliers(tmp_path: Path) ->
         assert not sick(reward_outliers, run(tmp_path / str(seed), sparse(seed), group=prompts(20, 16)))
 
 
+@pytest.mark.parametrize(("rare", "named"), [(2.0, False), (50.0, True)])
+def test_a_verdict_far_beyond_the_others_is_an_outlier(rare: float, named: bool, tmp_path: Path) -> None:
+    """Half of the answers earn 1; one in 50 is worth this many of them."""
+    chance = np.random.default_rng(0)
+    reward = (chance.random((20, 128)) < 0.5).astype(float)
+    reward[chance.random(reward.shape) < 0.02] = rare
+    found = judged(reward_outliers, run(tmp_path / "run", reward))
+    assert (found is not None and found.unhealthy) == named
+
+
 @pytest.mark.parametrize(("every", "named"), [(200, False), (20, True)])
 def test_outliers_count_by_their_share_as_well(every: int, named: bool, tmp_path: Path) -> None:
     """Two of 51,200 rewards decide two of 400 steps; one in 2,560 decides every 20th step."""

@@ -144,6 +144,21 @@ def test_a_critic_that_tells_tokens_apart_may_lag_behind_their_mean(known, off, 
     assert found.seen == pytest.approx(known - off**2, abs=0.05)
 
 
+@pytest.mark.parametrize(("off", "noise", "severity"), [(0.6, 0.0, "note"), (1.5, 0.0, None), (0.0, 0.6, None)])
+def test_a_critic_whose_mean_alone_lags_is_a_note(off, noise, severity, tmp_path):
+    """A constant that is off by a part of the spread; one that is far off; values that differ for no reason."""
+    made, chance = healthy(), np.random.default_rng(9)
+    goal, mask = made.tokens["return"], made.mask
+    value = np.zeros_like(goal)
+    for step, inside in enumerate(mask):
+        own = goal[step][inside]
+        value[step][inside] = own.mean() + own.std() * (chance.normal(0, noise, own.size) - off)
+    made.tokens["value"] = value
+    found = reading(value_not_fitting, made, tmp_path)
+    assert found.unhealthy and found.severity == severity
+    assert found.seen == pytest.approx(-(off**2) - noise**2, abs=0.05)
+
+
 def test_the_number_is_that_of_the_steps_since_when_the_critic_does_not_fit(tmp_path):
     """For 17 of 24 steps it explains 0.99 of the variance, and then −4: the mean, two standard deviations too low."""
     made = healthy()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doctor_helpers import LENGTH, healthy, reading
+from doctor_helpers import LENGTH, Array, Made, healthy, reading
 
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.rules.diversity import distinct_collapse, template_collapse
@@ -123,3 +123,18 @@ def test_answers_without_the_prompt_in_a_language_without_spaces(tmp_path: Path)
         assert found.unhealthy
         seen.append(found.seen)
     assert seen[0] == seen[1]
+
+
+def test_a_prompt_that_comes_again_is_the_same_though_its_group_is_not(tmp_path: Path) -> None:
+    """One response to each prompt, and groups that are numbered through the run: scores of the prompt alone."""
+    made = healthy("ppo", siblings=1)
+    prompts = made.rows["group"]
+    made.rows["reward"] = made.rows["shaped_reward"] = np.sin(prompts) + 0.01 * chance_of(made)
+    made.rows["group"] = np.arange(prompts.size).reshape(prompts.shape)
+    assert reading(query_dominated, made, tmp_path / "again").unhealthy
+    made.rows["reward"] = made.rows["shaped_reward"] = chance_of(made)
+    assert not reading(query_dominated, made, tmp_path / "noise").unhealthy
+
+
+def chance_of(made: Made) -> Array:
+    return np.asarray(np.random.default_rng(3).normal(0, 1, made.mask.shape[:2]))

@@ -235,7 +235,7 @@ def _is_lasting(points: Series) -> Array:
     "begin with a repeated word",
     fix="tokenise the templated text with add_special_tokens=False",
     source="reward-bench issue 464, open-r1 issue 462, NeMo-RL issue 855, TRL issue 3520",
-    explains=["reward-is-noise", "kl-in-few-tokens"],
+    explains=["verifier-dead", "reward-is-noise", "kl-in-few-tokens"],
     disproof=Disproof(("info.tokenizer.bos",), "the repeated token is not the start token"),
     windows=True,
 )

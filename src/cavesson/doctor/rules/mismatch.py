@@ -234,15 +234,13 @@ def _rise(values: Array) -> Array:
     cause="{seen} of the tokens differ by more than {far} nat, while the median differs by {median}: single tokens are "
     "computed differently (expert routing, a wrong position).",
     healthy="share of tokens with |δ| > {far} nat: below {limit}, or a median above {near} nats (all differ), or more "
-    "than {times} times as many tokens with a |δ| between {far} nat and a quarter of it (differences of all sizes)",
+    "tokens with a |δ| between {far} nat and a quarter of it than above (differences of all sizes)",
     fix='replay the router\'s choices, [grpo.ratio = "sequence" (GSPO), ]or exclude such tokens from the loss',
     source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
     explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
     windows=True,
 )
-def mismatch_tail(
-    data: RunData, *, limit: float = Share(1e-3), far: float = 1.0, near: float = 0.05, times: float = 2.0
-) -> Reading | None:
+def mismatch_tail(data: RunData, *, limit: float = Share(1e-3), far: float = 1.0, near: float = 0.05) -> Reading | None:
     gap = _gap(data.sample)
     known = np.flatnonzero(np.isfinite(gap))
     if len(known) < 1000:
@@ -253,7 +251,7 @@ def mismatch_tail(
     median = float(np.median(gap[since_then]))
     beyond, between = np.sum(gap[known] > far), np.sum((gap[known] > far / 4) & (gap[known] <= far))
     # Tokens that are computed differently are apart from the others; those of other weights differ more or less.
-    unhealthy = exceeds(data, int(beyond), len(known), limit) and median < near and bool(between <= times * beyond)
+    unhealthy = exceeds(data, int(beyond), len(known), limit) and median < near and bool(between <= beyond)
     curve = Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > far, np.nan)), high=limit)
     return Reading(share, unhealthy, first, data.sample.worst(gap), {"median": median}, curve)
 

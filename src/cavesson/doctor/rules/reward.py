@@ -25,9 +25,10 @@ from cavesson.findings.words import Percent, Phrase, Share
 from cavesson.record.splits import HELD_OUT
 
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
-VERDICTS, NEARLY_ALL = 8, 0.99
-"""Maximum number of different verdicts, such as sums of three that are 0 or 1, and the share of rewards they make up:
-rare verdicts are not outliers."""
+VERDICTS, NEARLY_ALL, USUAL, REACH = 8, 0.99, 0.05, 40.0
+"""Maximum number of different verdicts, such as sums of three that are 0 or 1, the share of rewards they make up (rare
+verdicts are not outliers), the share of one that is usual, and how many times as far from the usual ones as these are
+apart a rare one may be: a right answer can earn 40 times as much as the right form."""
 LONG = 15
 """Steps from which a fall is judged."""
 MIN_SCORES = 100
@@ -53,8 +54,8 @@ USED = 1e-3
 )
 def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
     rows, reward = data.sample.rows, data.sample.rows.trained_reward
-    prompt = rows["group"]
-    there = np.isfinite(reward) & np.isfinite(prompt) & _first_of_equal(rows)
+    prompt = _prompts(rows)
+    there = np.isfinite(reward) & np.isfinite(prompt) & _first_of_equal(rows, prompt)
     # As the policy changes over time, rewards are measured relative to the mean of their step.
     value = reward - np.interp(rows.step, *rows.by_step(reward))
     _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
@@ -84,9 +85,21 @@ def _course(data: RunData) -> Series:
     return Series(inside.step, 1 - inside.value / np.maximum(everywhere.value, 1e-9))
 
 
-def _first_of_equal(rows: Rows) -> Array:
+def _prompts(rows: Rows) -> Array:
+    """Return [n] a number of each rollout's prompt, NaN if it is not known.
+
+    Where each prompt has one response, some trainers number the groups of all steps one after the other, so that a
+    prompt that comes again has another group.
+    """
+    if repeated(rows) or not rows.has("prompt"):
+        return rows["group"]
+    codes = rows.column("prompt").combine_chunks().dictionary_encode().indices
+    return np.asarray(codes.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _first_of_equal(rows: Rows, prompt: Array) -> Array:
     """Return [n] whether no earlier rollout has the same prompt and response: a repeated response says nothing new."""
-    pairs = pa.table({"prompt": pa.array(rows["group"]), "response": rows.column("response")})
+    pairs = pa.table({"prompt": pa.array(prompt), "response": rows.column("response")})
     first = (
         pairs.append_column("at", pa.array(np.arange(len(rows))))
         .group_by(["prompt", "response"])
@@ -200,12 +213,19 @@ def reward_outliers(data: RunData, *, limit: float = 15.0, rare: float = Share(1
 
 
 def _are_verdicts(reward: Array) -> Array:
-    """Return [n] whether a reward is one of the few values that nearly all rewards have."""
+    """Return [n] whether a reward is one of the few values that nearly all rewards have.
+
+    A rare value that is far from the usual ones, relative to what these are apart, is not.
+    """
     rounded = reward.round(6) + 0.0  # -0.0 is 0.0
-    value, count = pc.value_counts(pa.array(rounded)).flatten()
-    most = np.argsort(-count.to_numpy(), kind="stable")[:VERDICTS]
-    nearly_all = count.to_numpy()[most].sum() >= NEARLY_ALL * len(reward)
-    return np.asarray(np.isin(rounded, value.to_numpy()[most]) & nearly_all)
+    values, counts = (column.to_numpy() for column in pc.value_counts(pa.array(rounded)).flatten())
+    most = np.argsort(-counts, kind="stable")[:VERDICTS]
+    if counts[most].sum() < NEARLY_ALL * len(reward):
+        return np.zeros(len(reward), bool)
+    verdicts, usual = values[most], values[counts >= USUAL * len(reward)]
+    if len(usual) > 1:
+        verdicts = verdicts[np.abs(verdicts - usual.mean()) <= REACH * np.ptp(usual)]
+    return np.isin(rounded, verdicts)
 
 
 @rule(

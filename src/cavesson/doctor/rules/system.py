@@ -21,6 +21,12 @@ RARE = float(np.log(0.01))
 """Log-probability of a response below which a policy that samples it often does not sample it."""
 CLEAR = 4.0
 """Standard errors by which a mean reward falls clearly."""
+NEARLY_ALL = 0.95
+"""Share of the other responses without any reward from which the policy may be what fails."""
+POLICY_FAILS = Phrase(
+    "some responses are empty, but the others earn nothing either: the policy may write nothing; finish reasons or "
+    "log-probabilities would tell"
+)
 ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelled"])
 
 
@@ -34,8 +40,8 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
     "as these begin, so that the policy is what fails",
     fix="check the logs of the sampler and the environment at these steps; retry instead of recording empty responses",
     source="prime-rl; miles",
-    explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient", "unknown-estimate",
-              "negative-kl", "stops-generating", "template-collapse", *MISMATCH],
+    explains=["reward-falls", "length-exploited", "length-collapse", "zero-variance-groups", "zero-gradient",
+              "unknown-estimate", "negative-kl", "stops-generating", "template-collapse", *MISMATCH],
 )  # fmt: skip
 def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
@@ -50,7 +56,10 @@ def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | Non
     seen = Share(points.after(first).value.mean())
     evidence = rows.evidence(np.flatnonzero(empty | aborted))
     unhealthy = first is not None and (bool(aborted.any()) or not _others_fall(rows, empty, first))
-    return Reading(seen, unhealthy, first, evidence, curve=Curve(points, high=limit))
+    curve, undecided = Curve(points, high=limit), None
+    if unhealthy and not rows.recorded("finish_reason") and _others_earn_nothing(rows, empty, first):
+        unhealthy, undecided = False, POLICY_FAILS
+    return Reading(seen, unhealthy, first, evidence, curve=curve, undecided=undecided)
 
 
 def _others_fall(rows: Rows, empty: Array, first: int) -> bool:
@@ -61,6 +70,13 @@ def _others_fall(rows: Rows, empty: Array, first: int) -> bool:
         return False
     error = noise_of(points) * np.sqrt(1 / len(before) + 1 / len(after))
     return bool(before.mean() - after.mean() > CLEAR * error)
+
+
+def _others_earn_nothing(rows: Rows, empty: Array, first: int | None) -> bool:
+    """Return whether nearly all other responses get the lowest reward of the run once empty ones begin."""
+    others = rows["reward"][~empty & (rows.step >= (first or 0))]
+    others = others[np.isfinite(others)]
+    return bool(len(others)) and float(np.mean(others <= np.nanmin(rows["reward"]))) > NEARLY_ALL
 
 
 def _probable(data: RunData) -> Array:

@@ -11,6 +11,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.rules.returns import returns
 from cavesson.doctor.series import Series, since, smoothed, standard_error, together
+from cavesson.findings.finding import Severity
 from cavesson.findings.settings import FADED, reaching
 from cavesson.findings.words import Phrase
 
@@ -80,9 +81,12 @@ def value_not_fitting(data: RunData, *, limit: float = -0.1, far: float = -0.5, 
     if leaves is not None:  # its own updates throw it off; where it ends up after that, it may predict nothing
         points, first = course, leaves
     far_off = points.value[points.value < left] if leaves is not None else points.after(first).value
+    lags = leaves is None and not wrong and first is not None and _only_lags(points.after(first), apart.after(first))
     words: Words = {"when": Phrase("its warm-up" if leaves is None else "its first updates")}
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
-    return Reading(float(np.median(far_off)), first is not None, first, evidence, words, Curve(points, limit, 1.0))
+    curve = Curve(points, limit, 1.0)
+    severity: Severity | None = "note" if lags else None
+    return Reading(float(np.median(far_off)), first is not None, first, evidence, words, curve, severity=severity)
 
 
 def _worse_than_mean(points: Series, apart: Series, limit: float, far: float) -> int | None:
@@ -103,6 +107,14 @@ def _worse_than_mean(points: Series, apart: Series, limit: float, far: float) ->
     later = np.maximum(points.after(first).value, -1.0)  # a single step can be far below
     lags = later.mean() > far and np.median(apart.after(first).value) > APART
     return first if later.mean() + CLEAR * standard_error(later) < 0 and not lags else None
+
+
+def _only_lags(points: Series, apart: Series) -> bool:
+    """Return whether the mean of the values is all that is wrong, by less than the returns differ from each other.
+
+    That is usual where rewards rise or become equal; it adds one number to all advantages of a step.
+    """
+    return float(np.median(points.value)) > -1.0 and float(np.median(apart.value)) > -APART
 
 
 def _learns_something_else(data: RunData) -> bool:
@@ -222,6 +234,7 @@ def value_loss_spike(
     fix="ppo.lam = 1 (or a λ that grows with the length), ppo.gamma = 1",
     settings={"ppo.lam": 1.0, "ppo.gamma": 1.0},
     source="VC-PPO 2503.01491",
+    explains=["reward-falls"],
 )
 def reward_fades(data: RunData, *, limit: float = FADED) -> Reading | None:
     decay = float(data.setting("config.ppo.gamma", 1.0)) * float(data.setting("config.ppo.lam", 1.0))
