@@ -16,7 +16,7 @@ from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rows_of_tokens
 from cavesson.record.schema import SOURCE_CODES, SOURCES
 
-MAX_TOKENS = 800_000
+MAX_TOKENS = 500_000
 MAX_STEPS = 96
 TEXT = 64.0
 """Tokens that take about as long to read as the texts of a rollout without tokens, whose length is not known."""
