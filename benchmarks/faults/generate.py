@@ -11,10 +11,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import Process
+from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Event, Thread
+from typing import cast
 
 import torch
 
@@ -96,8 +99,8 @@ def planted(case: Case, folder: Path) -> Setup:
     return setup
 
 
-def make(case: Case, folder: Path) -> float:
-    """Train one run and return the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
+def make(case: Case, folder: Path) -> None:
+    """Train one run and print the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     unfinished = folder / f"{case.folder}.part"
@@ -109,7 +112,7 @@ def make(case: Case, folder: Path) -> float:
         stood_still = bool(stills)
     (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
     unfinished.rename(folder / case.folder)
-    return time.perf_counter() - started
+    print(f"{case.folder} {time.perf_counter() - started:.1f} s", flush=True)
 
 
 @contextmanager
@@ -135,15 +138,29 @@ def still(most: float = 3.0) -> Iterator[list[float]]:
 
 
 def make_all(wanted: list[Case], folder: Path, processes: int) -> None:
-    """Train several runs at a time; what ends this also ends the runs that have not begun."""
-    with ProcessPoolExecutor(processes) as pool:
-        futures = {pool.submit(make, case, folder): case for case in wanted}
-        try:
-            for number, future in enumerate(as_completed(futures), 1):
-                print(f"{number}/{len(wanted)} {futures[future].folder} {future.result():.1f} s", flush=True)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    """Train several runs at a time, each in a process of its own; what ends this also ends them.
+
+    A pool would not do: an interrupted worker can leave with the lock of its queue, for which all others then wait.
+    """
+    waiting, made = iter(wanted), 0
+    running: dict[int, Process] = {}
+    try:
+        while made < len(wanted):
+            for case in islice(waiting, processes - len(running)):
+                process = Process(target=make, args=(case, folder), name=case.folder)
+                process.start()
+                running[process.sentinel] = process
+            for sentinel in wait(list(running)):
+                process = running.pop(cast(int, sentinel))
+                process.join()
+                if process.exitcode:
+                    raise SystemExit(f"{process.name} was not made")
+                made += 1
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.join()
 
 
 def main() -> None:

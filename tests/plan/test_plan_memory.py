@@ -42,7 +42,8 @@ def predicted(
     **changes: Any,
 ) -> Memory:
     """Predict the memory of a run. Layers are compiled only where a test says so, because tracing takes seconds."""
-    changes = {"model__compile": "none"} | changes
+    if "parallel__shard" not in changes:  # sharded layers are never compiled
+        changes = {"model__compile": "none"} | changes
     key = repr((command, largest, place, changes))
     if key not in _KNOWN:
         _KNOWN[key] = rollout_memory(run_of(command, folder, **changes), largest, tokenizer, 0, place)
