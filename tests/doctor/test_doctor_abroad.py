@@ -137,6 +137,18 @@ def test_a_critic_that_starts_far_away_is_a_note_unless_something_follows(stays,
     assert (found.rule.name, found.severity) == ("value-start", "note" if stays == 3 else "warning")
 
 
+@pytest.mark.parametrize(("off", "severity"), [(0.7, "note"), (2.0, "warning")])
+def test_a_critic_that_starts_far_away_and_lags_after_that_is_a_note(off, severity, tmp_path):
+    """After four steps it gives the mean of the returns, less a part of their spread: a note explains a note."""
+    made = healthy()
+    for step, inside in enumerate(made.mask):
+        goal = made.tokens["return"][step][inside]
+        away = 3 * goal.std() if step < 4 else -off * goal.std()
+        made.tokens["value"][step][inside] = goal.mean() + away
+    (found,) = diagnose(made.data(tmp_path), [value_start, value_not_fitting]).causes
+    assert (found.rule.name, found.severity) == ("value-start", severity)
+
+
 @pytest.mark.parametrize("steps", [1, 24])
 def test_a_critic_that_one_step_brings_near_has_misled_nobody(steps, tmp_path):
     made = healthy()
@@ -228,6 +240,14 @@ def test_empty_responses_of_a_policy_that_fails_are_no_failed_requests(others, t
     found = reading(rollouts_fail, made, tmp_path)
     assert found.unhealthy == (others == "as before")
     assert (found.undecided is not None) == (others == "nothing")
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_rare_passes_that_become_more_are_those_of_a_policy_that_learns(rises, tmp_path):
+    made, chance = healthy(batch=64), np.random.default_rng(0)
+    share = np.linspace(0, 0.08, 24) if rises else np.full(24, 0.03)
+    made.rows["reward"] = (chance.random((24, 64)) < share[:, None]).astype(float)
+    assert reading(verifier_dead, made, tmp_path).unhealthy != rises
 
 
 @pytest.mark.parametrize("dies", [False, True])

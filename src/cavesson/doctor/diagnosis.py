@@ -226,17 +226,21 @@ def _folded(detected: Sequence[tuple[Rule, Reading]]) -> list[Detection]:
             if j is not None and j != i and _explains(cause, detected[j], i < j) and not _is_above(j, i, above):
                 above[j] = min(i, above.get(j, i))
     under: dict[int, list[str]] = {}
+    serious = set()
     for j in sorted(above):
-        under.setdefault(_top(j, above), []).append(detected[j][0].name)
+        rule, reading = detected[j]
+        under.setdefault(_top(j, above), []).append(rule.name)
+        if (reading.severity or rule.severity) != "note":
+            serious.add(_top(j, above))
     detections = [
-        Detection(r, _graded(r, reading, bool(under.get(i))), tuple(under.get(i, ())), i not in above)
+        Detection(r, _graded(r, reading, i in serious), tuple(under.get(i, ())), i not in above)
         for i, (r, reading) in enumerate(detected)
     ]
     return sorted(detections, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
 
 
 def _graded(rule: Rule, reading: Reading, explains: bool) -> Reading:
-    """Return a reading with the severity that it has where it explains no other finding, if it does not."""
+    """Return a reading with the severity that it has where it explains no finding but notes, if it does not."""
     return (
         reading if explains or rule.alone is None or rule.alone == "healthy" else replace(reading, severity=rule.alone)
     )

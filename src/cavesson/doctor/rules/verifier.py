@@ -10,7 +10,7 @@ from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import Disproof, rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.series import Array, Series, mean_by_step
+from cavesson.doctor.series import Array, Series, mean_by_step, trend
 from cavesson.findings.finding import Severity
 from cavesson.findings.words import Phrase, Share
 from cavesson.text.words import contains
@@ -130,13 +130,19 @@ def _dead(
     earlier = everything.value[everything.step < first]
     if len(earlier):  # later, all responses may also have the highest reward
         unhealthy = unhealthy and bool(floor < earlier.mean())
-    unhealthy = unhealthy and not _fades(everything, floor)
+    unhealthy = unhealthy and not _fades(everything, floor) and (len(earlier) > 0 or not _wakes(points, data.chance))
     curve = Curve(mean_by_step(everything.step, (everything.value == floor).astype(float)), high=limit)
     is_failure = floor <= 0 or floor < everything.value.max()
     words: Words = {"value": floor, "part": part, "why": FAILS if is_failure else ALL_EQUAL}
     # From the start, it may be that no response has deserved more, unless the right answer is among them.
     severity: Severity | None = None if len(earlier) or has_answers(data) else "warning"
     return Reading(share, unhealthy, first, data.step_evidence([first]), words, curve, severity=severity)
+
+
+def _wakes(points: Series, chance: float) -> bool:
+    """Return whether fewer responses get the lowest score [S] step after step: the policy learns what earns more."""
+    found = trend(points)
+    return found.change < 0 and found.p < chance
 
 
 def _fades(scores: Scores, floor: float) -> bool:
