@@ -85,7 +85,7 @@ class Rule:
     """Why a run that the rule cannot judge cannot have the fault, such as a penalty whose coefficient is 0; it returns
     None if the run can have it."""
     alone: Severity | Literal["healthy"] | None = None
-    """How severe it is where it explains no finding but notes; "healthy": where it explains nothing, it is not a finding.
+    """How severe it is where it explains no finding but notes; "healthy": it is not a finding if it explains nothing.
     None: as otherwise."""
     disproof: Disproof | None = None
     """What would disprove a finding, if it is recorded; None: the rule compares recorded numbers and infers nothing."""
