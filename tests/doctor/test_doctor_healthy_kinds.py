@@ -203,6 +203,16 @@ def test_the_rare_right_answers_of_a_verifier_are_no_outliers(tmp_path: Path) ->
         assert not sick(reward_outliers, run(tmp_path / str(seed), sparse(seed), group=prompts(20, 16)))
 
 
+@pytest.mark.parametrize(("needed", "named"), [(14, False), (100, True)])
+def test_a_length_that_the_task_needs_is_not_exploited(needed: int, named: bool, tmp_path: Path) -> None:
+    """Responses grow towards 14 tokens, and a few exceed them; each token up to the needed ones earns a part."""
+    chance = np.random.default_rng(1)
+    length = np.minimum(chance.poisson(np.linspace(7, 30, 24)[:, None], (24, 32)) + 1, 14)
+    length = np.where(chance.random(length.shape) < 0.05, length + 6, length)
+    reward = np.where(length <= needed, length, 4.0) / 14 + chance.normal(0, 0.02, length.shape)
+    assert sick(length_exploited, run(tmp_path / "run", reward, group=prompts(24, 4), length=length)) == named
+
+
 @pytest.mark.parametrize(("rare", "named"), [(2.0, False), (50.0, True)])
 def test_a_verdict_far_beyond_the_others_is_an_outlier(rare: float, named: bool, tmp_path: Path) -> None:
     """Half of the answers earn 1; one in 50 is worth this many of them."""

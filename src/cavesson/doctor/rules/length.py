@@ -22,6 +22,8 @@ WERE_CUT = 'finish_reason == "length"'
 """What a filter of the board says of these responses."""
 SHORTER = 0.8
 """Times the length of right answers from which responses are not too short to be right."""
+CLEAR, FEW = 3.0, 10
+"""Standard errors by which longer responses get clearly less, and how many of them show it."""
 PERHAPS_PAYS = Phrase("most responses are truncated and earn a little more than others, which may be due to chance")
 PERHAPS_WANTED = Phrase(
     "almost all responses are truncated, which is a problem unless you want responses of this length"
@@ -253,7 +255,8 @@ def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
     cause="Within a step, length and reward are correlated (Spearman {seen}), and the responses grew from {before} to "
     "{after} {unit}: the policy gains reward by length.",
     healthy="rank correlation of length and reward within a step: below {limit}, or responses that grow by less than "
-    "{growth}, of episodes among those with the same calls; more if responses need to be longer",
+    "{growth}, of episodes among those with the same calls; more if responses need to be longer, so that those "
+    "longer than usual get less",
     fix='a reward that does not grow with the length (subtract what length explains)[, grpo.overlong = "penalty"]',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
@@ -280,9 +283,22 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     if found is None:
         return None
     unhealthy = found > limit and after > (1 + growth) * before and first is not None and is_higher(data, points, first)
+    late = rows.step >= (first or 0)
+    unhealthy = unhealthy and not _more_would_cost(each[late], rows["reward"][late])
     words: Words = {"before": before, "after": after, "unit": of.unit}
     curve = Curve(points, high=(1 + growth) * before, name=of.mean)
     return Reading(found, unhealthy, first, rows.highest(each), words, curve)
+
+
+def _more_would_cost(length: Array, reward: Array) -> bool:
+    """Return whether responses [n] that are longer than usual get clearly less: the task needs the length that it has."""
+    known = np.isfinite(reward)
+    low, high = np.quantile(length[known], [0.4, 0.6])
+    usual, longer = (reward[known & there] for there in ((length >= low) & (length <= high), length > high))
+    if min(len(usual), len(longer)) < FEW:
+        return False
+    error = np.sqrt(usual.var() / len(usual) + longer.var() / len(longer))
+    return bool(usual.mean() - longer.mean() > CLEAR * error)
 
 
 @rule(

@@ -179,7 +179,7 @@ def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
     cause="The most extreme reward ({value}) is {seen} times the typical spread away from the median: single responses "
     "decide what is learned.",
     healthy="|reward − median| / (1.48 · median absolute deviation): below {limit}, except for a single response, less "
-    "than {rare} of all, or one of the few values that all rewards have",
+    "than {rare} of all, or one of the few values that all rewards have, unless it is far beyond the usual ones",
     fix="shaping.clip, or shaping.scale = true",
     settings={"shaping.clip": _above_most},
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
