@@ -11,13 +11,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # Installing builds the board's page from these.
 PAGE := $(shell git ls-files src/cavesson/board/web)
 
-.PHONY: demo test test-all test-engines test-engines-quick gpu check docs bench bench-board clean FORCE
+.PHONY: demo test test-browser test-all test-engines test-engines-quick gpu check docs bench bench-board clean FORCE
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines -m "not slow" --hypothesis-profile quick
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines -m "not slow and not browser" --hypothesis-profile quick
+
+# The board in Chromium, without the slow tests.
+test-browser: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "browser and not slow"
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines $(if $(SLOW_PART),--slow-part $(SLOW_PART) --hypothesis-profile quick)

@@ -63,8 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow cases, and leave out the slow tests that are not in the part that was asked for."""
+    """Mark slow cases and those with a browser, and leave out the slow ones that are not in the part asked for."""
     _mark_sampled(items)
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
     if part := config.getoption("--slow-part"):
         number, of = _numbers(part)
         kept, others = [], []

@@ -30,7 +30,7 @@ def short(plan: Plan) -> Plan:
     return plan
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*HEALTHY, *FAULTS])
 def test_every_run_can_be_made(name: str, starts: Path, tmp_path: Path) -> None:
     """What an edit replaces is where it expects it, in every trainer."""

@@ -283,7 +283,7 @@ def test_a_model_that_cannot_be_compiled_later_goes_on_plainly(capsys: pytest.Ca
     assert len([line for line in said if line.startswith("cavesson: the layers are not compiled")]) <= 2 and said
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Optimizer, InBackward])
 def test_a_later_backward_pass_that_cannot_be_compiled_names_the_setting(optimizer: type[Optimizer]) -> None:
     """A plain layer cannot take over there, so the run ends in a line."""

@@ -74,15 +74,15 @@ def test_only_adapters_have_gradients_and_averages(tmp_path: Path, tokenizer: Pr
     assert lora.stays["reference"] == 0
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_on_a_gpu_the_head_takes_a_piece_of_logits_and_their_gradient(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+    dtype: str, size: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    largest = MANY._replace(response=200)
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        memory = predicted(tmp_path, tokenizer, largest, model__dtype=dtype, model__compile="auto")
-        head = memory.phases["learning"]["logits and head"]
-        logits, weight = 4 * 200 * 258, 96 * 258
-        assert (4 + size) * logits <= head <= (4 + size) * logits + 4 * 4 * weight
+    memory = predicted(tmp_path, tokenizer, MANY._replace(response=200), model__dtype=dtype, model__compile="auto")
+    head = memory.phases["learning"]["logits and head"]
+    logits, weight = 4 * 200 * 258, 96 * 258
+    assert (4 + size) * logits <= head <= (4 + size) * logits + 4 * 4 * weight
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])

@@ -88,7 +88,7 @@ PLACES = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_record_elsewhere_is_only_in_object_storage(run: Path, server: Counter, place: str, allowed: bool) -> None:
@@ -101,6 +101,7 @@ def test_a_record_elsewhere_is_only_in_object_storage(run: Path, server: Counter
     assert server.requests == 0 and "\n" not in str(raised.value)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("place", [one for one in PLACES if "://" in one])
 def test_the_command_line_names_object_storage_only(server: Counter, place: str) -> None:
     with pytest.raises(UserError, match=r"is not a place in object storage|has a password or a port"):

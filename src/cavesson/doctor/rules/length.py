@@ -291,7 +291,7 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
 
 
 def _more_would_cost(length: Array, reward: Array) -> bool:
-    """Return whether responses [n] that are longer than usual get clearly less: the task needs the length that it has."""
+    """Return whether responses [n] that are longer than usual get clearly less: the task needs its length."""
     known = np.isfinite(reward)
     low, high = np.quantile(length[known], [0.4, 0.6])
     usual, longer = (reward[known & there] for there in ((length >= low) & (length <= high), length > high))

@@ -74,8 +74,8 @@ def _answers(data: RunData) -> list[bool] | None:
     min_steps=3,
     title="Nearly every response gets the same reward",
     cause="{seen} of all responses get exactly {value}{part}: {why}.",
-    healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end, or one that "
-    "falls from the start",
+    healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end, or one "
+    "that falls from the start",
     fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
