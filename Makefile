@@ -1,8 +1,9 @@
 # `make demo`, `make test` and `make test-all` need Python 3.11 or newer, git, make, and the registries PyPI and npm.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
-# Tests at the same time; a core has time for more than one, because many of them wait.
-WORKERS ?= 2
+# Tests at the same time: a core has time for more than one, because many of them wait, but vLLM takes gigabytes.
+WORKERS ?= 4
+ENGINE_WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # With this variable, which some environments set, Python keeps no compiled modules: each of the thousands of processes
@@ -28,10 +29,10 @@ test-all: $(INSTALLED)
 
 # vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray (0.3 GB) needs none.
 test-engines: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
-	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/engines
+	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist loadfile tests/engines
 
 test-engines-quick: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
-	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/engines -m "not slow"
+	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(ENGINE_WORKERS) --dist loadfile tests/engines -m "not slow"
 
 # On a machine with a GPU; see docs/gpu.md.
 gpu: $(INSTALLED)

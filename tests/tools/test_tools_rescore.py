@@ -162,6 +162,7 @@ def test_order_changes_equal_those_of_a_loop_over_all_pairs(rows):
         assert gap == min((recorded[i] - recorded[j]) * (again[i] - again[j]) for i in own for j in own)
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues_with_the_step_that_it_did_not_finish(run):
     program = (
         "from cavesson.tools import rescore as module; module.INTERVAL = 0\n"

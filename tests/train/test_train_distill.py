@@ -31,6 +31,7 @@ def same(one: Result, other: Result) -> None:
         assert timeless(second) == pytest.approx(timeless(first), rel=1e-4, abs=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("passes", ["single", "several"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_micro_batches_change_nothing(tmp_path: Path, kind: str, passes: str) -> None:
