@@ -250,6 +250,14 @@ def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:
     assert read(written(tmp_path / "run", lambda r: grpo(r + chance.normal(0, 1, r.shape)))) is None
 
 
+@pytest.mark.parametrize("suddenly", [False, True])
+def test_a_penalty_that_is_not_recorded_grows_little_by_little(suddenly: bool, tmp_path: Path) -> None:
+    """For six steps rewards explain the advantages; then something else is in them, more in each step."""
+    chance, sizes = np.random.default_rng(6), iter(np.ones(6) if suddenly else np.arange(1, 7) / 15)
+    found = read(written(tmp_path / "run", lambda r: grpo(r - chance.normal(0, next(sizes), r.shape)), begins=6))
+    assert (found is not None and found.unhealthy) == suddenly
+
+
 def test_advantages_of_shaped_rewards_are_in_range(tmp_path: Path) -> None:
     found = read(written(tmp_path / "run", grpo, shaped=True))
     assert found is not None and not found.unhealthy and found.seen < 1e-4

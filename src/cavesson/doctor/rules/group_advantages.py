@@ -18,6 +18,8 @@ EXACT = 1e-4
 """Share of the variance of a group's advantages that rounding leaves where they follow from its rewards."""
 SETTLED = 5
 """Steps without anything else from which every later step is judged."""
+SUDDEN = 0.05
+"""Share of the mean square of the advantages that something else makes, at the first step with more than the limit."""
 TIE = 1e-3
 """Standard deviations of its group by which two advantages, or two rewards, are the same."""
 SOME = 0.2
@@ -137,8 +139,12 @@ def _wrong(columns: Columns, anywhere: Array, mean: Array, limit: float) -> tupl
     is_clipped = (ordered >= KNOWN) & (tied > SOME)
     is_turned = (left > limit) & (_left(step, [np.abs(form) for form in forms], np.abs(advantage)) <= EXACT)
     judged = is_mixed | is_elsewhere | is_clipped | is_turned | (linear >= KNOWN)
-    # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
-    judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
+    # Once rewards have explained all advantages for some steps, whatever else they suddenly contain is new. What grows
+    # little by little may be a penalty by a KL that is not recorded: at first, there is none.
+    settled = np.cumsum(judged & (left <= limit)) >= SETTLED
+    begins = np.flatnonzero(settled & (left > limit))
+    if len(begins) and left[begins[0]] > SUDDEN:
+        judged |= settled
     # Whatever else they contain, those of a group or of a step have the mean 0.
     is_kept = mean > KEPT
     share = np.where(judged, left * (1 - mean), 0.0) + np.where(is_kept, mean, 0.0)
