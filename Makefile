@@ -2,7 +2,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 # Tests at the same time: a core has time for more than one, because many of them wait, but vLLM takes gigabytes.
-WORKERS ?= 4
+WORKERS ?= 3
 ENGINE_WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed

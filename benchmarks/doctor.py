@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from generate_record import add_arguments, ensure, plan_of
@@ -35,7 +36,7 @@ def main() -> None:
     """Print a line for each beside the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/bench-doctor-1m"), help="folder of the record")
-    parser.add_argument("--times", type=int, default=1, help="the slowest and largest of so many counts")
+    parser.add_argument("--times", type=int, default=1, help="the median of so many seconds and the largest peak count")
     add_arguments(parser)
     parser.set_defaults(rollouts=1_000_000)
     given = parser.parse_args()
@@ -50,9 +51,12 @@ def main() -> None:
         for name, (module, *arguments) in ways.items():
             measured(module, *arguments)
             found = [measured(module, *arguments) for _ in range(given.times)]
-            wall, processor, memory = (max(values) for values in zip(*found, strict=True))
+            walls, processors, peaks = zip(*found, strict=True)
+            wall, memory = median(walls), max(peaks)
             verdict = "ok" if wall < SECONDS and memory < MEBIBYTES else "OVER"
-            cost = f"{wall:6.1f} s of {SECONDS:g}{processor:8.1f} s CPU{memory:8.0f} MiB of {MEBIBYTES:g}"
+            between = f"({min(walls):.1f} to {max(walls):.1f})"
+            cost = f"{wall:6.1f} s {between} of {SECONDS:g}{median(processors):8.1f} s CPU"
+            cost += f"{memory:8.0f} MiB of {MEBIBYTES:g}"
             print(f"{name:24}{cost}  {verdict}")
 
 
