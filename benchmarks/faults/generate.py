@@ -138,7 +138,7 @@ def still(most: float = 3.0) -> Iterator[list[float]]:
 
 
 def make_all(wanted: list[Case], folder: Path, processes: int) -> None:
-    """Train several runs at a time, each in a process of its own; what ends this also ends them.
+    """Train several runs at a time, each in its own process; an interrupt ends them all.
 
     A pool would not do: an interrupted worker can leave with the lock of its queue, for which all others then wait.
     """

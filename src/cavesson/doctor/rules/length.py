@@ -292,7 +292,9 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
 
 def _more_would_cost(length: Array, reward: Array) -> bool:
     """Return whether responses [n] that are longer than usual get clearly less: the task needs its length."""
-    known = np.isfinite(reward)
+    known = np.isfinite(reward) & np.isfinite(length)
+    if not known.any():
+        return False
     low, high = np.quantile(length[known], [0.4, 0.6])
     usual, longer = (reward[known & there] for there in ((length >= low) & (length <= high), length > high))
     if min(len(usual), len(longer)) < FEW:
