@@ -36,7 +36,7 @@ def main() -> None:
     """Print a line for each beside the bounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/bench-doctor-1m"), help="folder of the record")
-    parser.add_argument("--times", type=int, default=1, help="number of measurements: prints the median time and the highest peak memory")
+    parser.add_argument("--times", type=int, default=1, help="number of measurements")
     add_arguments(parser)
     parser.set_defaults(rollouts=1_000_000)
     given = parser.parse_args()
